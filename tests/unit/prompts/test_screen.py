@@ -31,8 +31,7 @@ def room(**changed: Any) -> Room:
 
 
 def look(folder: Path, /, *prompts: object, **changed: Any) -> None:
-    path = folder / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    path = write(folder, *({"prompt": prompt} for prompt in prompts))
     screen(request(path), room=room(**changed), setting="prompt_data")
 
 
@@ -74,8 +73,7 @@ def test_the_chat_template_counts_as_in_the_sampler(tmp_path: Path, prompt: Any)
 
 
 def warned(folder: Path, /, *prompts: str, **changed: Any) -> list[str]:
-    path = folder / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    path = write(folder, *({"prompt": prompt} for prompt in prompts))
     found: list[str] = []
     settings = room(**{"context": 128, **changed})
     screen(request(path), room=settings, setting="prompt_data", warn=found.append)
@@ -163,8 +161,7 @@ OFFERED = {
 
 
 def name(folder: Path, *rows: dict[str, Any], offered: Any = OFFERED) -> None:
-    path = folder / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": "1" * 4, "metadata": row}) + "\n" for row in rows))
+    path = write(folder, *({"prompt": "1" * 4, "metadata": row} for row in rows))
     screen(request(path, filter=RowChecks(offered)), room=room(), setting="prompt_data")
 
 
@@ -191,9 +188,7 @@ def test_a_name_that_no_plugin_offers_is_refused_with_file_and_line(tmp_path: Pa
 
 
 def test_rows_with_a_generate_function_of_their_own_have_no_limit_of_length(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    row = {"prompt": "1" * 50, "metadata": {"generate_function": "single_turn"}}
-    path.write_text(json.dumps(row) + "\n")
+    path = write(tmp_path, {"prompt": "1" * 50, "metadata": {"generate_function": "single_turn"}})
     screen(request(path, filter=RowChecks(OFFERED)), room=room(), setting="prompt_data")
 
 
@@ -240,19 +235,16 @@ def test_the_first_rows_and_rows_at_equal_distances_are_rendered(tmp_path: Path)
 
 
 def test_rows_that_the_template_refuses_are_left_out_if_bad_rows_are(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
     prompts = ["1+1", "x", chat(("note", "4"), ("user", "4")), "2"]
-    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    path = write(tmp_path, *({"prompt": prompt} for prompt in prompts))
     limits = room(folder=with_template(tmp_path, REFUSES_X), apply_chat_template=True)
     bad = screen(request(path, skips_bad=True), room=limits, setting="prompt_data")
     assert [text.partition(": ")[0] for text in bad] == [f"{path}, line {line}" for line in (2, 3)]
 
 
 def test_tools_that_the_template_leaves_out_are_refused_with_their_row(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
     tools = [{"type": "function", "function": {"name": "mul"}}]
-    rows = [{"prompt": "1+1"}, {"prompt": "2+2", "tools": tools}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write(tmp_path, {"prompt": "1+1"}, {"prompt": "2+2", "tools": tools})
     limits = room(folder=with_template(tmp_path, REFUSES_X), apply_chat_template=True)
     with pytest.raises(DataError, match=r"line 2: .*--tool-key"):
         screen(request(path, tool_key="tools"), room=limits, setting="prompt_data")
@@ -270,8 +262,7 @@ CASES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("prompt", "text"), CASES, ids=["parts", "developer", "JSON text", "nulls"])
 def test_a_row_is_the_text_that_its_messages_mean(tmp_path: Path, prompt: Any, text: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps({"prompt": prompt}) + "\n")
+    path = write(tmp_path, {"prompt": prompt})
     screen(request(path), room=room(apply_chat_template=True, context=128), setting="prompt_data")
     ((_, row),) = numbered_prompts(request(path))
     assert PromptEncoder(MODEL, apply_chat_template=True).text(row.prompt) == text
