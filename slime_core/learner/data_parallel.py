@@ -35,7 +35,7 @@ class OverlappingDDP(DistributedDataParallel):  # type: ignore[misc]
         self._groups_read: dict[torch.nn.Module, list[Any]] = {}
         super().__init__(**options)
 
-    def _make_backward_post_hook(self, param: torch.nn.Parameter) -> Callable[..., None]:
+    def _make_backward_post_hook(self, param: Any) -> Callable[..., None]:
         def add(*_: object) -> None:
             group = self.param_to_bucket_group[param]
             if group.grad_reduce_handle is not None:

@@ -51,6 +51,8 @@ class TokenDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
     model specs refuse.
     """
 
+    num_global_tokens_per_local_expert: torch.Tensor | None
+
     def dispatch_preprocess(
         self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,6 +97,7 @@ class TokenDispatcher(MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
         if self.num_local_experts == 1:
             return rows, torch.full((1,), rows.size(0), device=rows.device), weights
         # A piece for each sender and expert; the senders have the same experts.
+        assert self._counts is not None
         ends = self._counts.flatten().cumsum(0)
         pieces_N = torch.searchsorted(ends, torch.arange(rows.size(0), device=ends.device), right=True)
         experts_N1 = (pieces_N % self.num_local_experts).unsqueeze(1)
