@@ -63,7 +63,7 @@ def test_a_verdict_may_be_a_bool_of_numpy_or_torch(write, verdict: str) -> None:
 def test_a_verdict_must_be_a_single_bool(write, verdict: str) -> None:
     text = f"import numpy as np\nfrom types import SimpleNamespace as S\ndef f(args, samples): return {verdict}"
     keep = PathGroupFilter(write("dynamic_sampling_filter_path", text, name=":f"), RunView())
-    with pytest.raises(PluginError, match=r"--dynamic-sampling-filter-path mine\.py: it returned"):
+    with pytest.raises(PluginError, match=r"--dynamic-sampling-filter-path mine\.py:f: it returned"):
         keep(MIXED)
 
 
