@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from campaigns.ranks import free_address, learner_of, prepare, run_ranks
 from slime_core.checkpoint.folder import RunState, draft_of
 from slime_core.config.schema import ClusterConfig, RunConfig
 from slime_core.learner.actor import LearnerActor, SaveSettings, complete
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.runtime.actors import uncollected
 from tests.engines.families import write
+from tests.ranks import free_address, learner_of, prepare, run_ranks
 
 if TYPE_CHECKING:
     from slime_core.checkpoint.sharded import WrittenPart

@@ -28,8 +28,8 @@ import torch
 
 from campaigns.critic_ranks import Case, RanksDisagree, Task, replay
 from campaigns.critic_reference import Outcome, in_plain_torch, make_models
-from campaigns.ranks import distance, prepare, relative
 from slime_core.modeling.layout import ParallelLayout
+from tests.ranks import distance, prepare, relative
 
 CASES = (
     Case("DP1", 1),

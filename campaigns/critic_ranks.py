@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from campaigns.critic_reference import GAMMA, LAMBD, NUM_STEPS, Outcome, head_weights, shards
-from campaigns.ranks import free_address, learner_of, run_ranks
 from slime_core.config.learning import AlgorithmConfig, CriticConfig, OptimizerConfig
 from slime_core.config.schema import ClusterConfig, RunConfig
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.types import TrainBatch
 from tests.checkpoints import write_copies
+from tests.ranks import free_address, learner_of, run_ranks
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 TIMEOUT_S = 90

@@ -31,13 +31,13 @@ import numpy as np
 import torch
 
 from campaigns.families_reference import Expected, advantage, expect
-from campaigns.ranks import distance, free_address, learner_of, prepare, run_ranks
 from slime_core.config.learning import LearnerConfig, OptimizerConfig
 from slime_core.config.schema import ClusterConfig, RunConfig
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
 from tests.engines.families import FAMILIES, ROLLOUTS, fresh_server_difference, live_run, write
+from tests.ranks import distance, free_address, learner_of, prepare, run_ranks
 
 BOUND = 1e-5
 """Largest relative difference in float32 that counts as equal."""

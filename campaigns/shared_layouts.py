@@ -23,12 +23,12 @@ import numpy as np
 import torch
 
 import slime_core
-from campaigns.ranks import distance, free_address, learner_of, prepare, relative, run_ranks
 from slime_core.config.learning import AlgorithmConfig, LearnerConfig, OptimizerConfig
 from slime_core.config.schema import ClusterConfig, RunConfig
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status, TrainBatch
+from tests.ranks import distance, free_address, learner_of, prepare, relative, run_ranks
 
 EMBEDDED = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 ARCHITECTURES = {"dense": "Qwen3ForCausalLM", "experts": "Qwen3MoeForCausalLM"}

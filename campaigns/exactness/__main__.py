@@ -18,7 +18,7 @@ from campaigns.exactness.matrix import FLOAT64, Matrix
 from campaigns.exactness.mutants import MUTANTS, SMALL_MUTANTS, Mutant
 from campaigns.exactness.outcome import Difference
 from campaigns.exactness.report import print_matrix, print_mutants, print_rows
-from campaigns.ranks import prepare
+from tests.ranks import prepare
 
 
 def main() -> None:

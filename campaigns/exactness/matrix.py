@@ -16,7 +16,7 @@ from campaigns.exactness.layouts import LAYOUTS, ONE, PLAIN, Layout
 from campaigns.exactness.mutants import Mutant
 from campaigns.exactness.outcome import Difference, Outcome, compare, failed
 from campaigns.exactness.rollout import Rollout, make_rollout
-from campaigns.ranks import free_address
+from tests.ranks import free_address
 
 __all__ = ["FLOAT64", "Matrix"]
 

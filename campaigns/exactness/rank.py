@@ -19,7 +19,7 @@ from campaigns.exactness.cases import Case
 from campaigns.exactness.layouts import Layout
 from campaigns.exactness.outcome import Outcome
 from campaigns.exactness.rollout import Rollout
-from campaigns.ranks import learner_of
+from tests.ranks import learner_of
 
 __all__ = ["train_all"]
 

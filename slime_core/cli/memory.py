@@ -250,7 +250,7 @@ class GpuPlan:
         found = {"learner": self._usage(self.size, self.config.parallel, self.config.num_learner_ranks)}
         if self.needs.critic_ranks:
             critic = self.config.critic_parallel
-            found["critic"] = self._usage(self._critic_size, critic, self.needs.critic_ranks, published=0)
+            found["critic"] = self._usage(self._critic_size, critic, self.needs.critic_ranks, publishes=False)
         return found
 
     def too_large(self) -> dict[str, Usage]:
@@ -294,9 +294,9 @@ class GpuPlan:
                 f"memory of a GPU that learner and engine share: a paused engine keeps {PAUSED_ENGINE_GIB:g} GiB (CUDA "
                 "contexts, decode graphs, workspaces)"
             )
-        if parts := self._host_parts():
+        if host := self._host_parts():
             ranks = self.config.cluster.actor_num_gpus_per_node
-            listed = " + ".join(f"{ranks * size / GIB:.1f} {name}" for name, size in parts.items())
+            listed = " + ".join(f"{ranks * size / GIB:.1f} {name}" for name, size in host.items())
             yield f"host memory of a node with {ranks} learner ranks, in GiB: {listed}"
         if self.memory is not None and self.needs.engines:
             gpus = self.config.cluster.rollout_num_gpus_per_engine
@@ -389,7 +389,7 @@ class GpuPlan:
         shared = self.config.parallel.expert_model_parallel_size > 1
         return min(BUCKETS * bucket + (GATHERED_BYTES if shared else 0), BUCKETS * self.needs.of_engine)
 
-    def _usage(self, size: ModelSize, parallel: ParallelConfig, ranks: int, **other: int) -> Usage:
+    def _usage(self, size: ModelSize, parallel: ParallelConfig, ranks: int, *, publishes: bool = True) -> Usage:
         layout, given = ParallelLayout.of(parallel), self.config.megatron.transformer
         cut = Cut(layout=layout, data=max(1, ranks // layout.model_size), recompute="none")
         kind, number = given.get("recompute_granularity"), int(given.get("recompute_num_layers") or 1)
@@ -398,7 +398,8 @@ class GpuPlan:
             cut = replace(cut, recompute="full", together=together, first=first)
         elif kind == "selective" and "mlp" in (given.get("recompute_modules") or ()):
             cut = replace(cut, recompute="mlp")
-        return usage(size, cut, replace(self.training(context=layout.context), **other))
+        training = self.training(context=layout.context)
+        return usage(size, cut, training if publishes else replace(training, published=0))
 
     def _room(self, memory: float, gpus: int) -> int:
         """Tokens in the cache of an engine of ``gpus``."""

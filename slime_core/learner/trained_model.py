@@ -128,7 +128,7 @@ def choose_kernels(chunks: Chunks, config: RunConfig, *, device: torch.device) -
     if compiles:
         compile_pointwise()
     dtype = torch.bfloat16 if config.model.bf16 else torch.float32
-    heads = Heads.of(chunks[0].config)  # type: ignore[arg-type]
+    heads = Heads.of(chunks[0].config)
     found = choose_attention(config.learner.flash_attention, heads, device=device, dtype=dtype)
     if config.learner.fp32_lm_head and not can_project(chunks):
         raise ConfigError(

@@ -429,7 +429,7 @@ def attend_spans(
     # Columns of zeros change no score; the added columns of the output are cut off.
     query, key, value = (_widened(part, width) for part in (query, spans.gather_keys(key), spans.gather_keys(value)))
     is_grouped = query.size(1) != key.size(1)
-    options = {"enable_gqa": is_grouped} if _takes_grouped_heads(varlen_attn) else {}
+    options: dict[str, Any] = {"enable_gqa": is_grouped} if _takes_grouped_heads(varlen_attn) else {}
     if is_grouped and not options:
         key, value = (part.repeat_interleave(query.size(1) // part.size(1), dim=1) for part in (key, value))
     output = varlen_attn(

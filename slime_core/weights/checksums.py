@@ -405,7 +405,8 @@ def _mix(words: torch.Tensor) -> torch.Tensor:
 
 def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Shift int32 words to the right, as if they were unsigned."""
-    return (words >> bits) & (2 ** (32 - bits) - 1)
+    shifted: torch.Tensor = (words >> bits) & (2 ** (32 - bits) - 1)
+    return shifted
 
 
 def _signed(word: int) -> int:

@@ -18,9 +18,9 @@ from slime_core.config.schema import ClusterConfig, MegatronConfig, RunConfig
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
-from tests.campaigns.ranks import free_address, learner_of, prepare, run_ranks
 from tests.checkpoints import write_copies
 from tests.engines.families import build, write
+from tests.ranks import free_address, learner_of, prepare, run_ranks
 
 ROOT = Path(__file__).parents[2]
 FAMILY, LENGTHS, ROLLOUTS = "qwen3_moe", (9, 4, 12, 6, 7, 11, 5, 8), 3

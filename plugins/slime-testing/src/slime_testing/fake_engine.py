@@ -357,7 +357,7 @@ class FakeEngine(FakeServer):
     async def _loads(self, _: dict[str, Any]) -> Answer:
         if self._in_flight and self._running.is_set() and not self.stuck:
             self._steps += 1
-        load = {
+        load: dict[str, JsonValue] = {
             "decode_moments": [float(self._steps)],
             "num_used_tokens": self._in_flight,
             "num_running_reqs": max(0, self._sequences - self.finished),
