@@ -92,7 +92,8 @@ def sequences_of(case: Case) -> Sequences:
 def run(case: Case, inputs: Tensors, gradient: torch.Tensor, sequences: Sequences | None = None) -> Tensors:
     """Return the output and the gradients of queries, keys and values."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
-    output = attend(*leaves, sequences or sequences_of(case), scale=None)
+    query, key, value = leaves
+    output = attend(query, key, value, sequences or sequences_of(case), scale=None)
     return [output.detach(), *torch.autograd.grad(output, leaves, gradient)]
 
 
@@ -127,13 +128,15 @@ def compare_with_sdpa(case: Case) -> None:
     case = Case([length] * (sum(case.lengths) // length), heads=case.heads)
     inputs, gradient = draw(case)
     sequences = sequences_of(case)
-    batch = [tensor.unflatten(0, (-1, length)).transpose(1, 2).contiguous().requires_grad_() for tensor in inputs]
-    of_output = torch.randn(batch[0].shape, generator=GENERATOR).to(batch[0])
+    query, key, value = (
+        tensor.unflatten(0, (-1, length)).transpose(1, 2).contiguous().requires_grad_() for tensor in inputs
+    )
+    of_output = torch.randn(query.shape, generator=GENERATOR).to(query)
 
     def sdpa() -> None:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if ON_GPU else nullcontext():
-            output = scaled_dot_product_attention(*batch, is_causal=True, enable_gqa=True)
-        torch.autograd.grad(output, batch, of_output)
+            output = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        torch.autograd.grad(output, (query, key, value), of_output)
 
     ours, theirs = seconds(lambda: run(case, inputs, gradient, sequences)), seconds(sdpa)
     shape = f"{len(case.lengths)} x {length:,} tokens"

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slime_core.weights import Backend
 from slime_core.weights.engine_control import serve_store
 from slime_core.weights.transports import UpdateGroup
 from tests.gpu.report import DEVICE, ON_GPU, report, seconds, sized
 
-BACKEND = sized("nccl", "gloo")
+BACKEND: Backend = "nccl" if ON_GPU else "gloo"
 NUMBERS = sized(2**26, 2**12)
 
 

@@ -19,6 +19,7 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("machine", "attention", "experts", "numerics", "learner", "mixture", "sharing", "collective")
@@ -28,7 +29,8 @@ WHEELS, OUTPUT = ROOT / "outputs/gpu-kit/wheels", ROOT / "outputs/gpu-kit/result
 GPU_SETTINGS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """As in learner ranks: slime_core.runtime.machine.rank_environment."""
 
-Row = dict[str, str | float | bool | None]
+Row = dict[str, Any]
+"""``part``, and the arguments of tests.gpu.report.report."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

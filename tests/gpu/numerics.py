@@ -28,12 +28,14 @@ def main() -> None:
 
 def optimizer_steps() -> None:
     """Compare steps of Megatron's distributed optimizer, as the learner builds it, with AdamW in float64."""
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
+
     prepare_megatron()
-    dist.init_process_group(sized("nccl", "gloo"), store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(sized("nccl", "gloo"), store=HashStore(), rank=0, world_size=1)
     initialize_model_parallel(ParallelLayout(), seed=1)
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from slime_core.config.schema import OptimizerConfig
+    from slime_core.config.learning import OptimizerConfig
     from slime_core.learner.optimizer import build_optimizer, wrap
 
     torch.manual_seed(0)

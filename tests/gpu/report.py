@@ -102,5 +102,5 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     total = hashlib.sha256()
     for tensor in tensors:
         copy = tensor.detach().to("cpu", copy=True)  # a storage that numpy has seen cannot be released
-        total.update(copy.contiguous().flatten().view(torch.uint8).numpy())
+        total.update(copy.contiguous().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -116,9 +116,9 @@ def share() -> None:
 
 def read() -> None:
     """Answer each line of the input, a payload, with the digest of its weights."""
-    original = reductions.rebuild_cuda_tensor
+    original: Any = reductions.rebuild_cuda_tensor
 
-    def rebuild(*arguments: Any) -> torch.Tensor:
+    def rebuild(*arguments: Any) -> Any:
         """Replace the UUID of a GPU by its number here."""
         uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
         number = uuids.index(arguments[DEVICE_ARGUMENT])

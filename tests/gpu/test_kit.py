@@ -38,7 +38,7 @@ def bare_python(tmp_path: Path) -> Path:
     for name in required(["torch", "transformers"]) | set(listed):
         for top in {file.parts[0] for file in distribution(name).files or ()} - {"..", "__pycache__"}:
             if not (site / top).exists():
-                (site / top).symlink_to(distribution(name).locate_file(top))
+                (site / top).symlink_to(str(distribution(name).locate_file(top)))
     return tmp_path / "bare/bin/python"
 
 
