@@ -163,6 +163,18 @@ def test_ranks_that_share_a_row_give_what_one_rank_gives(size):
                 assert torch.allclose(found, expected[mine], atol=1e-6)
 
 
+def test_a_kernel_without_grouped_heads_gets_keys_for_every_query_head(monkeypatch):
+    def old_kernel(*arguments, scale, window_size):  # varlen_attn of torch 2.11
+        return loop(*arguments, scale=scale, window_size=window_size, enable_gqa=False)
+
+    monkeypatch.setattr(varlen, "varlen_attn", old_kernel)
+    ends, continues, tokens = sequences(3)
+    row = Sequences.of(ends, num_tokens=tokens, continues=continues)
+    q, k, v = inputs(tokens, (4, 2), (16, 16))
+    found = attend_spans(q, k, v, row.spans, scale=None)
+    assert torch.allclose(found, attend_padded(q, k, v, row.packing, scale=None), atol=1e-6)
+
+
 # --- Which kernel -----------------------------------------------------------------------------------------------------
 
 
