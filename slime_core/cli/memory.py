@@ -258,7 +258,7 @@ class GpuPlan:
         if self.memory is None:
             return {}
         found = self.usages().items()
-        return {role: usage for role, usage in found if usage.total > usable(self.memory, self._reserved(role))}
+        return {role: rank for role, rank in found if rank.total > usable(self.memory, self._reserved(role))}
 
     def training(self, *, context: int = 1) -> Training:
         """The load of ranks, ``context`` of which share a row; a sample longer than a row gets one of its own."""

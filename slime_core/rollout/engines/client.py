@@ -138,7 +138,7 @@ class GenerateClient:
         copied = len(ids) <= COPIED_TOKENS and not extra  # fields of extra may belong to one prompt, such as its images
         fields = sampling.fields(n=1 if copied else n)
         truncation = Truncation.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
-        of_truncation = {}
+        of_truncation: dict[str, Any] = {}
         if truncation is not None:
             # SGLang refuses to return a mask that a custom processor may have changed.
             is_masked = truncation.top_k <= self._masks_up_to and "custom_logit_processor" not in extra
