@@ -1,6 +1,7 @@
-"""A plugin of pytest for ``make quick``: leaves out each test that starts a process or loads Megatron or SGLang.
+"""A plugin of pytest for ``make quick``: leaves out tests that start a process or load Megatron or SGLang.
 
-Nobody marks tests: one that tries to, in its body, a fixture or its file, ends there as skipped. ``make test`` runs it.
+Nobody marks tests. A file is left out if it mentions what it would start; a test that tries to all the same, through
+the code that it calls, ends there as skipped. ``make test`` runs all of them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,27 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 import pytest
 
 HEAVY = ("megatron", "mbridge", "sglang", "sglang_router")
+
+STARTS = (
+    "subprocess",
+    "Popen",
+    "multiprocessing",
+    "RewardPool",
+    "psutil",
+    "import megatron",
+    "from megatron",
+    "mbridge",
+    "import sglang",
+    "tests.fuzz",
+)
+"""Words of test files that start processes, load those packages, or try random input for long."""
 
 LOOKUPS = ("ldconfig", "gcc", "ld", "objdump", "lscpu", "uname", "file")
 """Programs by which libraries look up what the machine has, such as ``ctypes.util.find_library``; they take
@@ -70,6 +86,14 @@ def _guarded(start: Callable[..., Any]) -> Callable[..., Any]:
         return start(*arguments, **options)
 
     return guarded
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Whether to leave out a file; None: others decide."""
+    if not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return True if any(word in text for word in STARTS) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
