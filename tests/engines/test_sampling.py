@@ -74,8 +74,8 @@ def test_the_mask_that_the_engine_reports_is_the_one_computed_from_the_likeliest
     cut = Truncation.of(given, most=16, vocab_size=16)
     assert cut is not None
     body = {
-        "input_ids": PROMPT,
-        "sampling_params": {**given, "top_k": cut.top_k, "temperature": 2.0, "n": 8, **FREE},
+        "input_ids": [PROMPT] * 8,
+        "sampling_params": {**given, "top_k": cut.top_k, "temperature": 2.0, **FREE},
         "return_logprob": True,
         "return_sampling_mask": True,
         "top_logprobs_num": cut.top_k,
@@ -93,6 +93,18 @@ def test_the_mask_that_the_engine_reports_is_the_one_computed_from_the_likeliest
             sizes.add(end - start)
         assert list(reported.log_probs) == pytest.approx(list(computed.log_probs), abs=1e-5)
     assert len(sizes) > 1 or "top_p" not in given
+
+
+@pytest.mark.parametrize("ids", [PROMPT, PROMPT * 4], ids=["short", "long"])
+async def test_every_sample_of_a_group_has_a_mask(engine: Any, ids: list[int]) -> None:
+    url = engine.server.url
+    for response_len in (FREE["max_new_tokens"], 2 * len(ids)):  # below the prompt's length, and above
+        sampling = SamplingParams(top_p=0.8, max_new_tokens=response_len, ignore_eos=True)
+        async with GenerateClient(url, engines=[url], masks_up_to=64, timeout_s=120, vocab_size=16) as client:
+            answers = await client.generate(ids, sampling=sampling, n=3)
+        for answer in answers:
+            assert answer.kept is not None
+            assert len(answer.kept.offsets) == response_len + 1
 
 
 async def test_a_client_of_the_engine_itself_gets_masks_also_of_responses_that_are_aborted(engine: Any) -> None:

@@ -135,14 +135,19 @@ class GenerateClient:
         ids = list(input_ids)
         self._check_ids(ids)
         extra = {**({ROUTES: True} if self._routes else {}), **(extra or {})}
-        copied = len(ids) <= COPIED_TOKENS and not extra  # fields of extra may belong to one prompt, such as its images
+        truncation = Truncation.of(sampling.fields(n=n), most=sampling.max_kept, vocab_size=self._vocab_size)
+        # SGLang refuses to return a mask that a custom processor may have changed.
+        has_mask = truncation is not None and truncation.top_k <= self._masks_up_to
+        has_mask = has_mask and "custom_logit_processor" not in extra
+        # With n > 1 it first caches the prompt, samples nothing, and fails for want of a mask (sglang 0.5.23,
+        # srt/managers/tokenizer_manager.py:2146). Each copy is prefilled, which costs little if the prompt is no longer
+        # than its responses.
+        most_copied = max(COPIED_TOKENS, sampling.max_new_tokens if has_mask else 0)
+        copied = len(ids) <= most_copied and not extra  # fields of extra may belong to one prompt, such as its images
         fields = sampling.fields(n=1 if copied else n)
-        truncation = Truncation.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
         of_truncation: dict[str, Any] = {}
         if truncation is not None:
-            # SGLang refuses to return a mask that a custom processor may have changed.
-            is_masked = truncation.top_k <= self._masks_up_to and "custom_logit_processor" not in extra
-            truncation = replace(truncation, is_reported=is_masked)
+            truncation = replace(truncation, is_reported=has_mask and (n == 1 or copied))
             fields["top_k"] = truncation.top_k
             of_truncation = truncation.request_fields
         more = {"sampling_params": fields, "return_logprob": True, **of_truncation, **extra}
