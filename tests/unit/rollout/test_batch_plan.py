@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -59,10 +60,8 @@ def test_a_micro_batch_size_goes_before_the_budget():
 
 def test_samples_above_the_budget_run_alone_with_one_warning():
     assert rows([30, 5, 25, 5], plan(context=2)) == [[[30], [25], [5, 5]]]
-    assert plan(context=2).warnings([30, 5, 25, 5]) == [
-        "2 of 4 samples are longer than max_tokens_per_gpu x context_parallel_size = 20 tokens, the longest 30; each "
-        "runs alone. If that takes too much memory, lower --rollout-max-response-len"
-    ]
+    (warning,) = plan(context=2).warnings([30, 5, 25, 5])
+    assert re.search("2 of 4 .* max_tokens_per_gpu .* = 20 .* 30;.*--rollout-max-response-len", warning)
     assert plan().warnings([10, 5]) == []
     assert plan(micro_batch_size=2).warnings([30]) == []
 
@@ -136,7 +135,5 @@ def test_a_plan_is_what_the_settings_say(tmp_path):
 
 def test_work_that_cannot_be_counted_is_refused(tmp_path):
     config = load(["--advantage-estimator", "toy", "--balance-by-flops"], check_rules=False).config
-    with pytest.raises(
-        ConfigError, match=r"balance_by_flops: .*config.json does not say hidden_size, .*; leave it out"
-    ):
+    with pytest.raises(ConfigError, match=r"balance_by_flops: .*config\.json .*hidden_size"):
         BatchPlan.of(config, tmp_path)

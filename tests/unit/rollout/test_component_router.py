@@ -159,13 +159,10 @@ async def test_a_row_names_a_component_and_never_code(build, name):
     sampler, _, _ = build({})
     with pytest.raises(DataError) as failure:
         sampler._collector._rewards.of(Sample(group_index=0, index=0, metadata={"rm_type": name}))
-    offered = sampler._components._registry.names(Kind.REWARD_MODEL)
-    close = " (did you mean 'length'?)" if name == "lenght" else ""
-    assert str(failure.value) == (
-        f"sample 0 of group 0: metadata rm_type = {name!r} names no reward model of the run's plugins{close}. They "
-        f"offer: {', '.join(offered)}.\nCorrect the row. Rows name components of active plugins; a path "
-        "to code is given as a flag."
-    )
+    text = str(failure.value)
+    assert text.startswith(f"sample 0 of group 0: metadata rm_type = {name!r} ")
+    assert ", ".join(sampler._components._registry.names(Kind.REWARD_MODEL)) in text
+    assert ("did you mean 'length'?" in text) == (name == "lenght")
 
 
 async def test_a_plugin_that_scores_every_sample_goes_before_what_rows_name(build, tmp_path):

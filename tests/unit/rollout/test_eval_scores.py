@@ -95,7 +95,7 @@ def test_pass_at_k_of_many_responses_is_exact():
 
 @pytest.mark.parametrize(("k", "n", "solved"), [(0, 4, 1), (5, 4, 1), (1, 4, 5), (1, 4, -1), (1, 0, 0)])
 def test_pass_at_k_without_a_meaning_is_refused(k, n, solved):
-    with pytest.raises(ValueError, match=f"pass@{k} of {n} responses, {solved} of them solved, is not defined"):
+    with pytest.raises(ValueError, match=f"pass@{k} of {n} .*{solved} of them"):
         pass_at(k, n=n, solved=solved)
 
 

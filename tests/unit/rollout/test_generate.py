@@ -75,7 +75,7 @@ async def test_the_reason_for_the_end_is_the_status(encoder, reason, status):
 
 async def test_another_number_of_answers_than_samples_is_refused(encoder):
     client = OneAnswer(Generation(array("i", [7]), array("f", [-1]), "stop"))
-    with pytest.raises(RunError, match="2 responses were requested, the engine returned 1"):
+    with pytest.raises(RunError, match=r"2 responses .* 1"):
         await respond(encoder, client, group(2))
 
 

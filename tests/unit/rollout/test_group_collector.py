@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import numpy as np
@@ -97,9 +98,7 @@ async def test_a_reward_of_its_own_that_is_no_finite_number_fails_the_sample():
 
     found = await collect(generating(answer, takes_groups=True))
     assert {(sample.status, sample.reward) for sample in found} == {(Status.FAILED, None)}
-    assert found[0].error == (
-        "the generate function gave the reward nan; accepted: a finite number or a dict of them with --reward-key"
-    )
+    assert re.search("generate function .* nan;.* --reward-key", found[0].error or "")
 
 
 @pytest.mark.parametrize("takes_groups", [False, True])
@@ -311,10 +310,7 @@ async def test_a_row_says_which_of_several_rewards_counts():
     made = await collected(GroupGenerator(*choices, rollout=RolloutConfig(reward_key="score")))
     assert [sample.reward_value("score") for sample in made[:2]] == [1.0, 0.5]
     assert (made[2].status, made[2].failure_cause) == (Status.FAILED, "reward_invalid")
-    assert made[2].error == (
-        "reward model 'mine' returned {'score': 1.0, 'acc': 0.5}; accepted: a finite number or a dict of them with "
-        "--reward-key (its row names other)"
-    )
+    assert re.search("reward model 'mine' .*{'score': 1.0, 'acc': 0.5}.* other", made[2].error or "")
     measured = await collected(GroupGenerator(*choices, rollout=RolloutConfig(reward_key="score")), evaluation=True)
     assert [sample.reward_value("score") for sample in measured] == [1.0, 0.5, 0.0]
 

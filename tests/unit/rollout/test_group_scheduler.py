@@ -332,11 +332,7 @@ async def test_a_group_that_is_cancelled_from_within_ends_the_run_instead_of_bei
     taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     engines.flying.pop(1).set_exception(asyncio.CancelledError())
-    with pytest.raises(
-        RunError,
-        match=r"group 1 was cancelled from within: its generate function, a hook or a reward raised CancelledError, "
-        r"as `await task` does of a task that was cancelled\. Catch it there",
-    ):
+    with pytest.raises(RunError, match=r"group 1 .*CancelledError"):
         await asyncio.wait_for(taking, timeout=120)
     await scheduler.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import shutil
 from array import array
 from pathlib import Path
@@ -126,13 +125,8 @@ async def test_an_aborted_response_resumes_from_what_the_engine_was_sent(encoder
 
 async def test_an_engine_that_reads_another_prompt_is_reported(encoder, processor, path):
     context = GenerateContext(Engine(extra=1), encoder, processor=processor)  # type: ignore[arg-type]
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"sample 0: .* 6 prompt tokens.* 8 "):
         await SingleTurn(None, RunView())(context, group(path), SamplingParams())
-    assert str(caught.value) == (
-        "sample 0: the engine read 6 prompt tokens, and the checkpoint's processor makes 8 of the same prompt and "
-        "images; log-probabilities would be of other places. Give every image one placeholder in the prompt, as the "
-        "model's chat template writes it"
-    )
 
 
 async def test_a_label_is_trained_after_its_images(encoder, processor, path):
@@ -163,40 +157,25 @@ async def test_images_in_base_64_are_the_same_images(processor, path):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
+    ("inputs", "names"),
     [
-        (
-            {"image": ["http://127.0.0.1/cat.png"]},
-            "the image 'http://127.0.0.1/cat.png' is not fetched for training; accepted: a path, or the image in base "
-            "64, alone or as data:image/png;base64,...",
-        ),
-        (
-            {"video": ["cat.mp4"]},
-            "the data holds video (--multimodal-keys); the processor of the checkpoint handles images only. A "
-            "generate function can fill multimodal_train_inputs of its samples itself",
-        ),
-        (
-            {"image": ["absent.png"]},
-            "the image 'absent.png': reading it failed with ValueError: Incorrect image source",
-        ),
+        ({"image": ["http://127.0.0.1/cat.png"]}, "the image 'http://127.0.0.1/cat.png' .*base64"),
+        ({"video": ["cat.mp4"]}, r" video \(--multimodal-keys\).* multimodal_train_inputs"),
     ],
 )
-async def test_a_malformed_image_is_refused(processor, inputs, message):
-    with pytest.raises(DataError) as caught:
+async def test_a_malformed_image_is_refused(processor, inputs, names):
+    with pytest.raises(DataError, match=names):
         await processor("<image>1+1=", inputs)
-    assert str(caught.value).startswith(message)
 
 
-async def test_a_prompt_without_a_place_for_its_image_is_refused(processor, path):
-    shown = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(shown, "PNG")
-    with pytest.raises(DataError, match=r"^the processor in .*: processing a prompt's images failed with"):
+async def test_a_prompt_without_a_place_for_its_image_is_refused(processor, folder, path):
+    with pytest.raises(DataError, match=f"the processor in {folder}: "):
         await processor("<image><image>1+1=", {"image": [path]})
 
 
 async def test_a_sample_whose_image_cannot_be_read_is_named(encoder, processor):
     context = GenerateContext(None, encoder, processor=processor)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"^sample 0 of group 7: the image 'absent\.png': reading it failed with"):
+    with pytest.raises(DataError, match=r"^sample 0 of group 7: the image 'absent\.png': .*ValueError: "):
         await SingleTurn(None, RunView())(context, group("absent.png", group_index=7), SamplingParams())
 
 

@@ -200,5 +200,5 @@ async def test_a_group_that_the_sampler_lost_ends_the_run(start, tmp_path):
     scheduler, _supply, ledger = start(Engines(0, 1, 2, 3))
     groups = await scheduler.take(0, 2)
     SampleWriter(tmp_path).write("train", 0, groups[0])
-    with pytest.raises(RunError, match=r"does not balance: groups 1 handed out and nowhere"):
+    with pytest.raises(RunError, match="groups 1 "):
         ledger.close(0, scheduler.pending_groups())

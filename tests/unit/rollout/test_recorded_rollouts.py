@@ -129,7 +129,7 @@ async def test_a_share_of_the_groups_is_trained(build: Any) -> None:
 
 async def test_too_few_samples_for_the_ranks_end_the_run(build: Any) -> None:
     await build().sample(0)
-    with pytest.raises(RunError, match="rollout 0: 8 of 12 samples can be trained on; 10 are needed"):
+    with pytest.raises(RunError, match=r"rollout 0: 8 of 12 .* 10 "):
         await build(saves=False, num_ranks=5).sample(0)
 
 

@@ -148,15 +148,15 @@ async def test_the_state_of_a_source_is_in_a_checkpoint_next_to_that_of_the_prom
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "names"),
     [
-        ('return {"rollout/rounds": self.rounds}', "return 3", "returned 3; accepted: a dict of metrics"),
-        ("self.rounds += 1", "raise KeyError('x')", r"rollout source 'given' failed with KeyError: 'x' \(.*given.py:"),
+        ('return {"rollout/rounds": self.rounds}', "return 3", " 3;"),
+        ("self.rounds += 1", "raise KeyError('x')", r"KeyError: 'x' \(.*given.py:"),
         ("async def fill(self, batch):", f"{PLAIN}\n    async def other(self, batch):", "fill is not async"),
     ],
 )
-async def test_an_error_of_a_source_names_the_plugin(build: Build, old: str, new: str, words: str) -> None:
-    with pytest.raises(PluginError, match=rf"(?s)given\.py.*{words}"):
+async def test_an_error_of_a_source_names_the_plugin(build: Build, old: str, new: str, names: str) -> None:
+    with pytest.raises(PluginError, match=rf"(?s)given\.py.*'given'.*{names}"):
         await build(SOURCE.replace(old, new)).sample(0)
 
 
@@ -177,15 +177,13 @@ async def test_two_plugins_that_say_what_is_trained_are_refused(build: Build, tm
     sampler = build(SOURCE + hook)
     hooks = activate(["grpo", str(tmp_path / "given.py"), str(other)]).registry
     sampler = Sampler(sampler._settings, hooks)
-    with pytest.raises(PluginError, match=r"slime_before_shards of given, other returned .*; one plugin may return"):
+    with pytest.raises(PluginError, match="slime_before_shards of given, other "):
         await sampler.sample(0)
 
 
 async def test_samples_in_place_of_what_is_trained_are_refused(build: Build) -> None:
     text = SOURCE + "\n@hookimpl\ndef slime_before_shards(samples):\n    return samples\n"
-    with pytest.raises(
-        PluginError, match=r"slime_before_shards of given returned \[.*; one plugin may return TrainSamples, the others"
-    ):
+    with pytest.raises(PluginError, match=r"slime_before_shards of given .*\[.* TrainSamples"):
         await build(text).sample(0)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import re
 from array import array
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -193,7 +194,8 @@ async def test_a_group_with_an_aborted_sample_comes_again_and_is_only_then_train
     sampled = await sampler.sample(0)
     assert sampled.shards[0].indices_B.tolist() == [0, 1]
     assert sampled.metrics["rollout/failed_ratio"] == 0.25
-    assert sampled.warnings == ["1 of 4 samples are not trained on: status aborted, reward None"]
+    assert len(sampled.warnings) == 1
+    assert re.search("1 of 4 .* aborted, reward None", sampled.warnings[0])
     client.answers["2+2"] = GOOD["2+2"]
     again = await sampler.sample(1)
     assert {2, 3} <= set(again.shards[0].indices_B.tolist())
@@ -323,9 +325,7 @@ async def test_a_fan_out_that_renumbers_its_siblings_is_not_lost(build):
 
 async def test_a_rollout_with_nothing_to_train_on_ends_the_run_with_the_cause(build):
     sampler, _ = build({})
-    with pytest.raises(
-        RunError, match=r"rollout 0: 0 of 4 samples can be trained on; 1 are needed.*: no engine answered 1\+1; no eng"
-    ):
+    with pytest.raises(RunError, match=r"rollout 0: 0 of 4 .* 1 .*: no engine answered 1\+1; no engine"):
         await sampler.sample(0)
 
 
@@ -568,12 +568,8 @@ async def test_an_auxiliary_model_answers_a_set_that_names_it(build, tmp_path, m
         assert theirs.calls.count("/generate") == 1
         assert "Authorization" not in engine.headers[0]
     assert client.requests == []
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"evaluation set own: model = 'juge', .*did you mean judge\?"):
         evaluation("juge", {"judge": "http://x"})
-    assert str(caught.value) == (
-        "evaluation set own: model = 'juge', but the auxiliary models of the run are: judge; did you mean judge?. "
-        "Accepted: one of them, the address of an SGLang server, or nothing, which is the policy."
-    )
 
 
 async def test_pass_rates_of_a_rollout_are_of_what_came_and_only_where_requested(build):
@@ -658,7 +654,7 @@ async def test_an_evaluation_that_is_ended_for_good_says_so(build):
 
 async def test_an_evaluation_without_any_answer_ends_the_run(build):
     sampler, _ = build({})
-    with pytest.raises(RunError, match=r"'sums': none of 2 samples was answered: no engine answered 1\+1; no engine"):
+    with pytest.raises(RunError, match=r"'sums': none of 2 samples.*: no engine answered 1\+1; no engine"):
         await sampler.evaluate(0)
 
 

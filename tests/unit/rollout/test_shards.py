@@ -53,15 +53,13 @@ def test_a_mask_is_the_samples_own_or_ones_or_zeros_for_a_removed_sample():
     assert {mask.dtype for mask in found} == {np.dtype(np.float32)}
 
 
-def test_a_mask_of_another_length_than_the_response_is_refused():
-    with pytest.raises(ValueError, match="sample 7: the loss mask has 2 entries, the response 3 tokens"):
-        loss_masks([sample(7, prompt=1, response=3, loss_mask=[1, 1])])
-
-
-@pytest.mark.parametrize(("entry", "found"), [(0.5, "0.5"), (2, "2"), (-1, "-1"), (float("nan"), "nan")])
-def test_a_mask_of_other_numbers_than_zero_and_one_is_refused(entry, found):
-    with pytest.raises(ValueError, match=rf"sample 7: the loss mask holds {found}; accepted: 1 \(the token trains\)"):
-        loss_masks([sample(7, prompt=1, response=3, loss_mask=[1, entry, 0])])
+@pytest.mark.parametrize(
+    ("mask", "found"),
+    [([1, 1], "2 .* 3"), *(([1, entry, 0], f" {entry};") for entry in (0.5, 2, -1, float("nan")))],
+)
+def test_a_mask_of_another_length_or_of_other_numbers_than_zero_and_one_is_refused(mask, found):
+    with pytest.raises(ValueError, match=f"sample 7: the loss mask .*{found}"):
+        loss_masks([sample(7, prompt=1, response=3, loss_mask=mask)])
 
 
 # --- Weights ----------------------------------------------------------------------------------------------------------
@@ -251,7 +249,7 @@ def test_siblings_share_an_optimizer_step_wherever_they_stand():
 
 def test_fewer_rollouts_than_steps_are_refused():
     siblings = [sample(i, prompt=1, response=1, group=0, rollout_id=5) for i in range(4)]
-    with pytest.raises(ValueError, match="1 rollouts cannot fill 2 optimizer steps; every step needs at least one"):
+    with pytest.raises(ValueError, match=r"1 rollouts .* 2 optimizer steps"):
         shards(siblings, num_steps=2)
 
 
@@ -397,7 +395,7 @@ def test_a_shard_holds_the_version_of_each_response_that_one_version_sampled():
 def test_response_tokens_without_log_probs_are_refused(log_probs, found):
     broken = sample(0, prompt=1, response=2)
     broken.rollout_log_probs = log_probs
-    with pytest.raises(ValueError, match=f"2 response tokens need as many log-probs of the engine; found {found}"):
+    with pytest.raises(ValueError, match=f"2 response tokens .*log-probs .* {found}"):
         shards([broken])
 
 

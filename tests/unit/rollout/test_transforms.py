@@ -209,12 +209,8 @@ async def test_hooks_see_the_replacements_too_and_at_the_end_what_is_trained_on(
 async def test_a_hook_that_leaves_no_number_as_reward_is_named(build):
     sampler, _, toy = build({"1+1": MIXED, "1+2": MIXED})
     toy.spoiled.append(float("nan"))
-    with pytest.raises(PluginError) as failure:
+    with pytest.raises(PluginError, match=r"slime_after_rollout \(toy\) .*sample 0 of group 0 .* nan;"):
         await sampler.sample(0)
-    assert str(failure.value) == (
-        "slime_after_rollout (toy) left sample 0 of group 0 with the reward nan; accepted: a finite number, or a "
-        "dict of them with --reward-key or reward_key in the row's metadata."
-    )
 
 
 @pytest.mark.parametrize("run_key", [None, "score"])
@@ -222,19 +218,14 @@ def test_the_reward_that_a_row_names_is_the_one_that_has_to_be_there(run_key):
     sample = Sample(reward={"acc": 1.0}, metadata={"reward_key": "acc"})
     refuse_unusable(sample, run_key, who="slime_after_rollout")
     sample.metadata["reward_key"] = "score"
-    with pytest.raises(PluginError, match=r"left sample None of group None with the reward \{'acc': 1.0\}"):
+    with pytest.raises(PluginError, match=r"slime_after_rollout .*\{'acc': 1.0\}"):
         refuse_unusable(sample, run_key, who="slime_after_rollout")
 
 
 async def test_too_many_dropped_groups_end_the_run_with_reasons_and_counts(build, tmp_path):
     sampler, client, _ = build(dict.fromkeys(PROMPTS, SAME), "drop_zero_std", rollout_max_refills=2)
-    with pytest.raises(RunError) as failure:
+    with pytest.raises(RunError, match=r"rollout 4: 0 of 2 .* 2 .*\(rollout_max_refills\).* 6: zero_std 6\."):
         await sampler.sample(4)
-    assert str(failure.value) == (
-        "rollout 4: 0 of 2 groups are kept after 2 rounds of other prompts (rollout_max_refills); sample transforms "
-        "dropped 6: zero_std 6. Take other prompts or other --sample-transforms, raise --rollout-max-refills, or give "
-        "0 to train on what is kept."
-    )
     assert len(client.requests) == 6
     assert [row["dropped"] for row in written(tmp_path, 4)] == ["zero_std"] * 12
 
@@ -318,33 +309,22 @@ async def test_evaluations_are_not_transformed(build, tmp_path):
 @pytest.mark.parametrize(
     ("name", "bad", "wrong"),
     [
-        ("bad", "lambda samples: samples", "it returned a list; accepted: a Transformed"),
-        ("bad", "lambda samples: Transformed([])", "a group that goes on is a list of at least one Sample"),
-        ("bad", "lambda samples: Transformed(samples + samples)", "it returned sample 0 of group 0, which it was not"),
-        (
-            "bad",
-            "lambda samples: Transformed(samples, dropped='a b')",
-            "the reason 'a b' is not a part of a metric's name",
-        ),
-        ("bad", "lambda samples: Transformed(samples, changed={'x': -1})", "changed['x'] is -1; accepted: a number"),
-        ("bad_rollout", "lambda groups: groups", "it returned a list; accepted: a Transformed"),
-        ("bad_rollout", "lambda groups: []", "it returned 0 groups for 2 groups; accepted: one Transformed a group"),
-        ("bad_rollout", "lambda groups: None", "it returned a NoneType for 2 groups"),
-        (
-            "bad_rollout",
-            "lambda groups: [Transformed(group) for group in groups[::-1]]",
-            "it returned sample 2 of group 1, which it was not handed in that group",
-        ),
+        ("bad", "lambda samples: samples", "list; .*Transformed"),
+        ("bad", "lambda samples: Transformed([])", "at least one Sample"),
+        ("bad", "lambda samples: Transformed(samples + samples)", "sample 0 of group 0"),
+        ("bad", "lambda samples: Transformed(samples, dropped='a b')", "'a b'"),
+        ("bad", "lambda samples: Transformed(samples, changed={'x': -1})", r"changed\['x'\] is -1"),
+        ("bad_rollout", "lambda groups: groups", "list; .*Transformed"),
+        ("bad_rollout", "lambda groups: []", "0 groups for 2 groups"),
+        ("bad_rollout", "lambda groups: None", "NoneType for 2 groups"),
+        ("bad_rollout", "lambda groups: [Transformed(group) for group in groups[::-1]]", "sample 2 of group 1"),
     ],
 )
 async def test_a_broken_contract_names_plugin_and_component(build, name, bad, wrong):
     sampler, _, toy = build({"1+1": MIXED, "1+2": MIXED}, name)
     toy.BAD = eval(bad, vars(toy))
-    with pytest.raises(PluginError) as failure:
+    with pytest.raises(PluginError, match=rf"^plugin 'toy' \(.*: sample transform {name!r} .*{wrong}"):
         await sampler.sample(0)
-    text = str(failure.value)
-    assert text.startswith("plugin 'toy' (")
-    assert f": sample transform {name!r} broke its contract: {wrong}" in text
 
 
 @pytest.mark.parametrize("reward", ["float('nan')", "None", "{'right': 1.0}"])
@@ -356,9 +336,8 @@ async def test_a_reward_that_cannot_be_trained_on_names_who_left_it(build, rewar
         return toy.Transformed(samples)
 
     toy.BAD = spoil
-    with pytest.raises(PluginError) as failure:
+    with pytest.raises(PluginError, match=r"sample transform 'bad' .*sample 1 of group 0 .*reward"):
         await sampler.sample(0)
-    assert "sample transform 'bad' left sample 1 of group 0 with the reward" in str(failure.value)
 
 
 async def test_a_transform_that_fails_names_plugin_component_file_and_line(build, plugin):

@@ -138,23 +138,14 @@ def test_a_token_at_the_border_is_kept_because_it_was_sampled() -> None:
 
 
 def test_a_token_that_was_left_out_and_sampled_is_an_error() -> None:
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(EngineError, match=r"token 9 .* 0\.125 .*place 0 .*top_p 0\.4, top_k 3 .*--rollout-top-p "):
         found(Truncation(3, top_p=0.4), sampled=9, log_prob=EIGHTH)
-    assert str(caught.value) == (
-        "The engine sampled token 9 of probability 0.125 at place 0 of a response, which top_p 0.4, top_k 3 and "
-        "min_p 0 leave out. Its sampling rule differs from that of sglang 0.5.23, or a proxy changed the request; "
-        "leave --rollout-top-p and --rollout-top-k out"
-    )
 
 
 def test_an_engine_that_sends_too_few_is_an_error() -> None:
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(EngineError, match=r"\[1\] .* 1 places; 2 at each of 1"):
         truncate([7], [HALF], [TOP[:1]], Truncation(2))
-    assert str(caught.value) == (
-        "The engine sent [1] likeliest tokens at 1 places; 2 at each of 1 were requested, to compute which tokens "
-        "top_p and top_k kept"
-    )
-    with pytest.raises(EngineError, match="sent \\[\\] likeliest tokens at 0"):
+    with pytest.raises(EngineError, match=r"\[\] .* 0 places"):
         truncate([7], [HALF], [], Truncation(2))
 
 
@@ -187,7 +178,7 @@ def test_sampling_fields_give_the_truncation(fields: dict[str, Any], most: int |
 @pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_k": 5}, {"top_p": 0.9, "top_k": 5}])
 def test_min_p_with_another_truncation_is_refused_where_the_mask_is_recorded(fields: dict[str, Any]) -> None:
     # sglang 0.5.23, layers/sampler.py: flashinfer renormalises after top_k before it takes top_p, pytorch does not.
-    with pytest.raises(RequestRefused, match="Train with min_p alone, or with top_p and top_k"):
+    with pytest.raises(RequestRefused, match="min_p alone"):
         Truncation.of({"min_p": 0.1, **fields}, most=64, vocab_size=1000)
     assert Truncation.of({"min_p": 0.1, **fields}, most=None, vocab_size=1000) is None
 
@@ -299,34 +290,21 @@ def test_a_token_that_does_not_train_may_come_from_anywhere() -> None:
     assert rows(shards(sample(sets=[[], [7]], loss_mask=[0, 1]))[0]) == [[[], [7]]]
 
 
-WITHOUT_KEPT_TOKENS = (
-    "sample 4: rollout_top_p and rollout_top_k leave tokens out, and place {} of the response has no list of the "
-    "tokens that it was sampled from, so its log-probability is unknown. A generate function must pass the kept of "
-    "each answer of context.client to slime_core.generation.keep; or leave --rollout-top-p and --rollout-top-k out"
-)
-
-
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "names"),
     [
-        (sample(4, sets=None), WITHOUT_KEPT_TOKENS.format(0)),
-        (sample(4, sets=[[7], []]), WITHOUT_KEPT_TOKENS.format(1)),
-        (
-            sample(4, sets=[[7], [2, 3, 4]]),
-            "sample 4: token 7 at place 1 of the response is none of the 3 of rollout_top_p_token_ids that it was "
-            "sampled from; keep both lists of ids as the engine sent them",
-        ),
+        (sample(4, sets=None), "rollout_top_k .*place 0 .*generation.keep;.*--rollout-top-p "),
+        (sample(4, sets=[[7], []]), "rollout_top_k .*place 1 "),
+        (sample(4, sets=[[7], [2, 3, 4]]), "token 7 at place 1 .* 3 of rollout_top_p_token_ids"),
         (
             sample(4, sets=[[7], [7]], rollout_top_p_token_offsets=[0, 2]),
-            "sample 4: rollout_top_p_token_offsets needs 3 entries for 2 response tokens, rising from 0 to the 2 "
-            "rollout_top_p_token_ids, none of which is negative; found [0, 2]",
+            r"rollout_top_p_token_offsets needs 3 .* 2 .*\[0, 2\]",
         ),
     ],
 )
-def test_a_sample_that_does_not_say_what_it_was_sampled_from_is_refused(wrong: Sample, message: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole text is compared)
+def test_a_sample_that_does_not_say_what_it_was_sampled_from_is_refused(wrong: Sample, names: str) -> None:
+    with pytest.raises(ValueError, match=f"^sample 4: .*{names}"):
         shards(sample(1, sets=[[7], [7]]), wrong)
-    assert str(caught.value) == message
 
 
 def test_a_sample_is_written_and_read_with_what_it_was_sampled_from() -> None:

@@ -85,9 +85,10 @@ async def test_a_short_prompt_is_sent_once_for_each_response(
 SHORT = SamplingParams(max_new_tokens=SHORT_RESPONSE)
 
 
-async def test_short_requests_of_one_pass_are_sent_as_one(client: GenerateClient, engine: FakeEngine) -> None:
-    calls = (client.generate([3, number], sampling=SHORT, n=2) for number in (4, 5, 6))
-    answers = await asyncio.gather(*calls)
+async def test_short_requests_of_one_pass_are_sent_as_one(engine: FakeEngine) -> None:
+    async with GenerateClient(engine.url, max_in_flight=6) as client:
+        calls = (client.generate([3, number], sampling=SHORT, n=2) for number in (4, 5, 6))
+        answers = await asyncio.gather(*calls)
     assert [len(rows) for rows in answers] == [2, 2, 2]
     (body,) = engine.bodies
     assert body["input_ids"] == [[3, 4], [3, 4], [3, 5], [3, 5], [3, 6], [3, 6]]
@@ -181,17 +182,7 @@ async def test_a_request_to_an_overloaded_engine_fails_without_a_retry(
         await client.generate([3], sampling=ALONE)
     assert engine.calls.count("/generate") == 1
     assert failed.value.cause == f"engine_status_{status}"
-    assert str(failed.value) == (
-        f"{engine.url}/generate refused the request with status {status}: "
-        '{"error": {"message": "failure set by the test"}}\n'
-        "It is not sent again. Lower --sglang-server-concurrency."
-    )
-
-
-async def test_a_refused_request_is_not_sent_again(client: GenerateClient, engine: FakeEngine) -> None:
-    with pytest.raises(EngineError, match=r"refused the request with status 400: .*maximum context length"):
-        await client.generate([3], sampling=SamplingParams(max_new_tokens=999))
-    assert engine.calls.count("/generate") == 1
+    assert "--sglang-server-concurrency" in str(failed.value)
 
 
 async def test_a_failure_that_lasts_ends_with_the_time_limit(
@@ -199,8 +190,9 @@ async def test_a_failure_that_lasts_ends_with_the_time_limit(
 ) -> None:
     only_pauses_take_time(monkeypatch, module)
     engine.fail_with = [500] * 100
-    with pytest.raises(EngineError, match=r"no answer within 60 s and \d\d attempts; .*status 500"):
+    with pytest.raises(RequestFailed, match=r" 60 s .*\d\d attempts.*status 500") as failed:
         await client.generate([3], sampling=ALONE)
+    assert failed.value.cause == "engine_status_500"
     # Pauses of 0.1, 0.2, ... 3.2 s and then of 5 s, each shortened by half at most.
     assert 16 <= engine.calls.count("/generate") <= 32
 
@@ -215,7 +207,7 @@ async def test_an_engine_that_is_gone_ends_with_the_time_limit(
 
 async def test_an_engine_that_hangs_ends_with_the_time_limit(client: GenerateClient, engine: FakeEngine) -> None:
     engine.delay_s = 60
-    with pytest.raises(EngineError, match=r"no answer within 0.2 s and 1 attempts; .*TimeoutError"):
+    with pytest.raises(RequestFailed, match=r" 0\.2 s .*1 attempts.*TimeoutError"):
         await client.generate([3], sampling=ALONE, timeout_s=0.2)
 
 
@@ -353,7 +345,7 @@ async def test_a_request_that_fails_for_good_says_how(
 @pytest.mark.parametrize("status", [400, 401, 404, 422])
 async def test_no_refused_request_is_repeated(client: GenerateClient, engine: FakeEngine, status: int) -> None:
     engine.fail_with = [status, 500]
-    with pytest.raises(RequestRefused, match=f"status {status}"):
+    with pytest.raises(RequestRefused, match=f"{engine.url}/generate .*status {status}.*set by the test"):
         await client.generate([3], sampling=ALONE)
     assert engine.calls.count("/generate") == 1
 
@@ -383,23 +375,21 @@ def ok(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "cause", "message"),
+    ("content", "shown"),
     [
-        (b"220 mail.example ESMTP\r\n\r\n", "engine_malformed", "not valid HTTP"),
-        (ok(b"null"), "engine_malformed", "null, which is not a response of SGLang's"),
-        (ok(b"{}"), "engine_malformed", "{}, which is not a response of SGLang's"),
-        (ok(b'[{"meta_info": {}}, 3]'), "engine_malformed", "which is not a response of SGLang's"),
-        (ok(b'{"output_ids": [3], "meta_info": {"finish_reason": null}}'), "engine_malformed", "null}}, which is no"),
+        (b"220 mail.example ESMTP\r\n\r\n", "HTTP"),
+        (ok(b"null"), "null"),
+        (ok(b"{}"), "{}"),
+        (ok(b'[{"meta_info": {}}, 3]'), "SGLang"),
+        (ok(b'{"output_ids": [3], "meta_info": {"finish_reason": null}}'), "null}}"),
     ],
 )
-async def test_a_malformed_response_fails_its_sample_and_not_the_run(
-    content: bytes, cause: str, message: str, once: None
-) -> None:
+async def test_a_malformed_response_fails_its_sample_and_not_the_run(content: bytes, shown: str, once: None) -> None:
     async with saying(content) as url, GenerateClient(url, timeout_s=60) as client:
         with pytest.raises(RequestFailed) as caught:
             await client.generate([3], sampling=ALONE)
-    assert caught.value.cause == cause
-    assert message in str(caught.value)
+    assert caught.value.cause == "engine_malformed"
+    assert shown in str(caught.value)
 
 
 async def test_engines_abort_requests_that_a_function_sent_by_itself(
@@ -475,14 +465,15 @@ async def test_finished_responses_of_unanswered_requests_make_room(
 async def test_ids_that_would_kill_the_server_are_not_sent(
     client: GenerateClient, engine: FakeEngine, ids: list[int]
 ) -> None:
-    with pytest.raises(EngineError, match="the model knows 0 to 15"):
+    with pytest.raises(EngineError, match="0 to 15"):
         await client.generate(ids, sampling=ALONE)
     assert engine.calls == []
 
 
-async def test_an_empty_prompt_is_not_sent(client: GenerateClient) -> None:
+async def test_an_empty_prompt_is_not_sent(client: GenerateClient, engine: FakeEngine) -> None:
     with pytest.raises(EngineError, match="at least one"):
         await client.generate([], sampling=ALONE)
+    assert engine.calls == []
 
 
 async def test_every_version_that_sampled_tokens_is_reported_once(client: GenerateClient, engine: FakeEngine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def reason(engine: FakeEngine, line: Sequence[str] = (), **info: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         found(engine, line=line)
     title, line = str(caught.value).splitlines()
-    assert title == "rollout_external_engine_addrs: these engines cannot serve the run:"
+    assert title.startswith("rollout_external_engine_addrs: ")
     assert line.startswith(f"  {engine.url}: ")
     return line.removeprefix(f"  {engine.url}: ")
 
@@ -63,75 +64,38 @@ def test_the_requirements_come_from_the_settings(engine):
 
 
 @pytest.mark.parametrize(
-    ("info", "line", "message"),
+    ("info", "line", "names"),
     [
-        (
-            {"tp_size": 2},
-            [],
-            "tp_size = 2, but rollout_num_gpus_per_engine = 1; start it with --tp-size 1, or write "
-            "--rollout-num-gpus-per-engine 2",
-        ),
-        ({"pp_size": 2}, [], "pp_size = 2; engines that span pipeline stages cannot be updated yet"),
-        (
-            {"dtype": "bfloat16"},
-            [],
-            "dtype = bfloat16, but the learner computes in float32; start it with --dtype float32, or write --bf16 if "
-            "it is bfloat16",
-        ),
-        (
-            {"dtype": "float"},
-            ["--bf16"],
-            "dtype = float32, but the learner computes in bfloat16; start it with --dtype bfloat16, or leave "
-            "--bf16 out",
-        ),
-        (
-            {"enable_fp32_lm_head": True},
-            [],
-            "enable_fp32_lm_head = True, but fp32_lm_head = False; start it without --enable-fp32-lm-head",
-        ),
-        ({"is_generation": False}, [], "it serves embeddings; start it without --is-embedding"),
-        (
-            {},
-            ["--use-rollout-routing-replay"],
-            "use_rollout_routing_replay needs the routes; start it with --enable-return-routed-experts",
-        ),
-        (
-            {},
-            ["--pause-generation-mode", "in_place"],
-            "pause_generation_mode = in_place: its prefix cache would hold entries of older weights; start it with "
-            "--disable-radix-cache",
-        ),
-        (
-            {"model_path": "/far/away"},
-            [],
-            f"its model /far/away cannot be read here, so its sizes cannot be compared with those of {MODEL}; start "
-            "it from a folder that this machine sees under the same path",
-        ),
-        (
-            {"model_path": "/far/away", "architectures": ["Llama"]},
-            [],
-            f"its model /far/away is not that of {MODEL}: architectures = ['Llama'] instead of ['Qwen3ForCausalLM']",
-        ),
+        ({"tp_size": 2}, "", "tp_size = 2.* rollout_num_gpus_per_engine = 1.* --tp-size 1.*-gpus-per-engine 2"),
+        ({"pp_size": 2}, "", "pp_size = 2"),
+        ({"dtype": "bfloat16"}, "", "dtype = bfloat16.* --dtype float32.* --bf16"),
+        ({"dtype": "float"}, "--bf16", "dtype = float32.* --dtype bfloat16.* --bf16"),
+        ({"dtype": "auto"}, "", "dtype = float16.* --dtype float32"),
+        ({"enable_fp32_lm_head": True}, "", "enable_fp32_lm_head = True.* fp32_lm_head = False"),
+        ({"is_generation": False}, "", "--is-embedding"),
+        ({}, "--use-rollout-routing-replay", "use_rollout_routing_replay.* --enable-return-routed-experts"),
+        ({}, "--pause-generation-mode in_place", "pause_generation_mode = in_place.* --disable-radix-cache"),
+        ({"model_path": "/far/away"}, "", f"/far/away.* {MODEL}"),
+        ({"model_path": "/far/away", "architectures": ["Llama"]}, "", r"architectures = \['Llama'\].*Qwen3ForCausalLM"),
+        ({"tp_size": "two"}, "", "SGLang.* tp_size$"),
+        ({"model_path": ""}, "", "SGLang.* model_path$"),
+        ({"dtype": ["float32"]}, "", "SGLang.* dtype$"),
     ],
 )
-def test_an_engine_that_cannot_serve_is_refused_with_the_reason(engine, info, line, message):
-    assert reason(engine, line, **info) == message
+def test_an_engine_that_cannot_serve_is_refused_with_the_reason(engine, info, line, names):
+    assert re.search(names, reason(engine, line.split(), **info))
 
 
 def test_another_vocabulary_is_found_in_the_folder(engine, tmp_path: Path):
     content = json.loads((MODEL / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**content, "vocab_size": 77}))
-    message = f"its model {tmp_path} is not that of {MODEL}: vocab_size = 77 instead of {content['vocab_size']}"
-    assert reason(engine, model_path=str(tmp_path)) == message
-
-
-def test_without_a_type_an_engine_computes_as_sglang_decides(engine):
-    assert reason(engine, dtype="auto").startswith("dtype = float16, but the learner computes in float32")
+    names = f"{tmp_path} .*{MODEL}: vocab_size = 77 .*{content['vocab_size']}$"
+    assert re.search(names, reason(engine, model_path=str(tmp_path)))
 
 
 def test_an_address_without_a_server_is_an_error(engine):
     engine.stop()
-    assert "it does not answer as an SGLang server" in reason(engine)
+    assert "SGLang" in reason(engine)
 
 
 def test_an_evaluation_that_no_engine_serves_is_refused(engine):
@@ -141,11 +105,9 @@ def test_an_evaluation_that_no_engine_serves_is_refused(engine):
     engine.stop()
     with pytest.raises(ConfigError) as failure:
         require_eval_servers_reachable({"aime": url, "gsm8k": "http://127.0.0.1:99999"})
-    first, aime, gsm8k, last = str(failure.value).splitlines()
-    assert first == "no server answers these evaluation sets:"
-    assert aime.startswith(f"  evaluation set aime: model = {url}: ConnectionRefusedError: ")
-    assert gsm8k.startswith("  evaluation set gsm8k: model = http://127.0.0.1:99999: ValueError: Port out of range")
-    assert last == "Start the server there first, or correct the address in the table of the set."
+    _, aime, gsm8k, _ = str(failure.value).splitlines()
+    assert f" aime: model = {url}: ConnectionRefusedError: " in aime
+    assert " gsm8k: model = http://127.0.0.1:99999: ValueError: " in gsm8k
 
 
 def test_prefill_and_decode_engines_are_recognised(engine):
@@ -154,14 +116,5 @@ def test_prefill_and_decode_engines_are_recognised(engine):
         engine.info |= {"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 8998}
         assert found(engine, second) == [Worker(engine.url, "prefill", 8998), Worker(second.url, "decode")]
         second.info["disaggregation_mode"] = "null"
-        with pytest.raises(
-            ConfigError, match="some compute whole requests and others only prefill or decode; give engines"
-        ):
+        with pytest.raises(ConfigError, match="prefill or decode"):
             found(engine, second)
-
-
-@pytest.mark.parametrize("info", [{"tp_size": "two"}, {"model_path": ""}, {"dtype": ["float32"]}])
-def test_a_wrong_type_in_server_info_is_named(engine, info):
-    (name,) = info
-    expected = f"it does not answer as an SGLang server: it reports no valid {name}"
-    assert reason(engine, **info) == expected

@@ -32,20 +32,18 @@ def test_versions_that_rise_are_this_runs_own(engine, holds):
         watch.poll()
 
 
-@pytest.mark.parametrize("later", ["default", "2"])
-def test_an_engine_that_holds_older_weights_than_before_ends_the_run(engine, holds, later):
+@pytest.mark.parametrize("later", ["default", "2", None])
+def test_an_engine_that_holds_older_weights_than_before_ends_the_run(engine, holds, later, monkeypatch):
     watch = ExternalWatcher([engine.url])
     for version in ("default", "3"):
         holds(version)
         watch.poll()
-    holds(later)
-    message = (
-        f"The engine at {engine.url}, an external one, held weights of version 3 and now holds version "
-        f"'{later}': it was restarted, or another run publishes to it."
-    )
-    with pytest.raises(EngineError) as caught:
+    if later is None:  # something else answers at its address
+        monkeypatch.setattr(external, "call", lambda *_, **__: "<html>")
+    else:
+        holds(later)
+    with pytest.raises(EngineError, match=f"{engine.url}, .* version 3 .* version '{later or ''}'"):
         watch.poll()
-    assert str(caught.value).startswith(message)
 
 
 def test_an_engine_that_takes_no_connection_three_times_is_gone(engine):
@@ -54,10 +52,8 @@ def test_an_engine_that_takes_no_connection_three_times_is_gone(engine):
         engine.stop()
         watch.poll()
         watch.poll()
-        with pytest.raises(EngineError) as caught:
+        with pytest.raises(EngineError, match=rf"{engine.url}, .*: Connection(?s:.*) --load"):
             watch.poll()
-    assert str(caught.value).startswith(f"The engine at {engine.url}, an external one, is gone: Connection")
-    assert "continue from the last checkpoint with --load" in str(caught.value)
 
 
 def test_an_engine_that_is_slow_is_not_gone(monkeypatch: pytest.MonkeyPatch):
@@ -74,15 +70,5 @@ def test_an_engine_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(server, "LONGEST_ANSWER_S", 0.05)
         watch = ExternalWatcher([url])
         watch.watch_answers(url, limit_s=0.05)
-        with pytest.raises(EngineError, match=rf"The engine at {url}, an external one, runs, but .* so it hangs"):
+        with pytest.raises(EngineError, match=f"{url}, .* hangs"):
             watch.poll()
-
-
-def test_an_address_where_something_else_answers_ends_the_run(engine, holds, monkeypatch: pytest.MonkeyPatch):
-    watch = ExternalWatcher([engine.url])
-    for version in ("1", "2"):
-        holds(version)
-        watch.poll()
-    monkeypatch.setattr(external, "call", lambda *_, **__: "<html>")
-    with pytest.raises(EngineError, match="held weights of version 2 and now holds version ''"):
-        watch.poll()

@@ -325,9 +325,7 @@ def test_an_address_without_a_router_is_named(started, tmp_path):
     with FakeEngine() as engine:
         port = engine.url.rpartition(":")[2]
         found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
-        with pytest.raises(
-            EngineError, match=f"The router does not work: {engine.url}/workers refused with status 404"
-        ):
+        with pytest.raises(EngineError, match=f"{engine.url}/workers .*status 404"):
             found.policy.register()
 
 

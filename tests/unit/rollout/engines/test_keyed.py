@@ -92,12 +92,6 @@ async def test_only_services_that_are_engines_of_the_run_get_the_key(key: None) 
 
 
 def test_external_engines_with_another_key_say_which_variable_to_set(key: None) -> None:
-    with (
-        FakeEngine(key="another") as engine,
-        pytest.raises(ConfigError, match="Set the environment variable SLIME_ENGINE_KEY"),
-    ):
-        discover(
-            [engine.url.removeprefix("http://")],
-            load(["--advantage-estimator", "toy"], check_rules=False).config,
-            Path("/m"),
-        )
+    config = load(["--advantage-estimator", "toy"], check_rules=False).config
+    with FakeEngine(key="another") as engine, pytest.raises(ConfigError, match="SLIME_ENGINE_KEY"):
+        discover([engine.url.removeprefix("http://")], config, Path("/m"))

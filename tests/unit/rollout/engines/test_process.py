@@ -48,25 +48,22 @@ def first_line(server: Program) -> str:
 def test_a_death_is_reported_with_the_last_lines(tmp_path: Path) -> None:
     server = shell(tmp_path, "seq 1 30; echo out of memory >&2; exit 3")
     assert server.wait_end(120)
-    with pytest.raises(EngineError) as death:
+    with pytest.raises(EngineError, match=r"^engine 0 .* code 3") as death:
         server.check_alive()
-    first, where, *last = str(death.value).splitlines()
-    assert (first, where) == ("engine 0 ended with exit code 3.", f"The last lines of {server.log_file}:")
+    _, where, *last = str(death.value).splitlines()
+    assert str(server.log_file) in where
     assert last == [*(f"  {number}" for number in range(12, 31)), "  out of memory"]
 
 
 def test_a_signal_is_named(tmp_path: Path) -> None:
     server = shell(tmp_path, "kill -9 $$")
     server.wait_end(120)
-    with pytest.raises(EngineError) as death:
+    with pytest.raises(EngineError, match=rf"^engine 0 .* signal 9 \(SIGKILL\).*\n.* {server.log_file}\.$"):
         server.check_alive()
-    message, where = str(death.value).splitlines()
-    assert message == "engine 0 ended by signal 9 (SIGKILL), often the kernel's out-of-memory killer."
-    assert where == f"It wrote nothing into {server.log_file}."
 
 
 def test_a_program_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="cannot be started with /no/such/program"):
+    with pytest.raises(EngineError, match="/no/such/program"):
         Program(tmp_path, "/no/such/program").start()
 
 
@@ -86,7 +83,7 @@ def test_a_start_after_a_stop_is_refused(tmp_path: Path) -> None:
     server = Program(tmp_path, "sleep", "60")
     server.stop()
     assert server.wait_end(0)
-    with pytest.raises(EngineError, match="engine 0 was stopped before it was started"):
+    with pytest.raises(EngineError, match="engine 0 was stopped"):
         server.start()
     assert not server.is_alive()
 

@@ -80,17 +80,13 @@ def test_what_are_no_routes_fails_the_attempt(text: str) -> None:
         read_answer(json.dumps(row).encode())
 
 
-def test_an_engine_that_sends_no_routes_is_an_error():
-    with pytest.raises(
-        EngineError,
-        match="The engine sent no routed experts, which the request needs; it must run with --enable-",
-    ):
-        read_generation(received(None), (3, 2))
-
-
-def test_routes_of_another_model_are_an_error():
-    with pytest.raises(EngineError, match="sent 25 numbers of experts, which are no multiple of 3 layers x 2 experts"):
-        read_generation(received(np.zeros(25, np.int32).tobytes()), (3, 2))
+@pytest.mark.parametrize(
+    ("sent", "names"),
+    [(None, "--enable-return-routed-experts"), (np.zeros(25, np.int32).tobytes(), "25 .* 3 layers x 2 experts")],
+)
+def test_no_routes_and_those_of_another_model_are_an_error(sent: bytes | None, names: str):
+    with pytest.raises(EngineError, match=names):
+        read_generation(received(sent), (3, 2))
 
 
 def sample(index: int, *, prompt: int, response: int, **fields: Any) -> Sample:

@@ -76,7 +76,7 @@ def test_a_server_is_ready_when_it_answers_and_gone_when_it_is_stopped(tmp_path:
     with Toy(tmp_path, ANSWER) as server:
         server.wait_ready()
         server.check_alive()
-    with pytest.raises(EngineError, match=r"engine 0 ended by signal 15 \(SIGTERM\)"):
+    with pytest.raises(EngineError, match=r"engine 0 .*signal 15 \(SIGTERM\)"):
         server.check_alive()
 
 
@@ -89,9 +89,7 @@ def test_a_server_that_a_signal_stops_ends_the_run_and_is_named(
         server.wait_ready()
         (pid,) = [child.pid for child in psutil.Process().children() if str(server._port) in child.cmdline()]
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(
-            EngineError, match=rf"engine 0 at {server.url} was stopped by a signal .* kill -CONT {pid} "
-        ):
+        with pytest.raises(EngineError, match=rf"engine 0 at {server.url} .* kill -CONT {pid} "):
             actors.ServerActor(server).watch()
         os.kill(pid, signal.SIGCONT)
 
@@ -131,10 +129,7 @@ def test_an_engine_whose_scheduler_hangs_ends_the_run_and_is_named(
         while not module._answers_with(200, server.url, "/ready"):
             server.check_alive()
         (pid,) = [child.pid for child in psutil.Process().children() if str(server._port) in child.cmdline()]
-        message = (
-            rf"engine 0 at {server.url} runs, but its scheduler has answered nothing for 0.5 s.*\n?.* N in {pid}\."
-        )
-        with pytest.raises(EngineError, match=message):
+        with pytest.raises(EngineError, match=rf"engine 0 at {server.url} .* 0\.5 s.*\n?.* N in {pid}\."):
             actors.ServerActor(server).watch()
 
 
@@ -183,7 +178,7 @@ def test_an_engine_that_is_busy_or_paused_does_not_hang(tmp_path: Path, schedule
 def test_a_server_that_dies_while_starting_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
     with (
         Toy(tmp_path, "raise SystemExit('no such model')") as server,
-        pytest.raises(EngineError, match=r"engine 0 ended with exit code 1\.\nThe last lines of .*\n  no such model"),
+        pytest.raises(EngineError, match=rf"engine 0 .* code 1\.\n.*{server.log_file}.*\n  no such model"),
     ):
         server.wait_ready()
 
@@ -191,7 +186,7 @@ def test_a_server_that_dies_while_starting_is_an_error_with_its_last_lines(tmp_p
 def test_a_server_that_does_not_answer_in_time_is_an_error_with_its_address(tmp_path: Path) -> None:
     with (
         Toy(tmp_path, "import time; time.sleep(60)", start_timeout_s=0.2) as server,
-        pytest.raises(EngineError, match=r"at http://127.0.0.1:\d+/ready within 0.2 s\.\nIt wrote nothing into"),
+        pytest.raises(EngineError, match=rf"http://127\.0\.0\.1:\d+/ready .* 0\.2 s\.\n.* {server.log_file}\."),
     ):
         server.wait_ready()
 
@@ -207,7 +202,7 @@ def test_a_server_that_was_stopped_is_not_started_again_for_its_port(taken: int,
     with Toy(tmp_path, ANSWER) as server:
         assert server.wait_end(60)
         server.stop()
-        with pytest.raises(EngineError, match="engine 0 was stopped before it was started"):
+        with pytest.raises(EngineError, match="engine 0 was stopped"):
             server.wait_ready()
 
 

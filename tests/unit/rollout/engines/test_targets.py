@@ -73,5 +73,5 @@ async def test_an_engine_that_was_called_directly_is_named():
     with FakeEngine() as engine:
         engine.fail_with = [400]
         async with GenerateClient("http://router", engines=[engine.url]) as client:
-            with pytest.raises(EngineError, match=f"{engine.url}/generate refused the request with status 400"):
+            with pytest.raises(EngineError, match=f"{engine.url}/generate .*status 400"):
                 await client.generate([3], sampling=SHORT)

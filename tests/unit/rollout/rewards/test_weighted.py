@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from slime_core.config.sampling import reward_terms
 from slime_core.rollout.reward_scoring import WeightedSum, part_metrics
 from slime_core.types import RewardFailure, Sample
@@ -40,25 +42,20 @@ async def test_a_key_selects_one_of_several_numbers():
 
 
 async def test_a_failed_part_fails_its_sample_with_its_cause_and_its_name():
-    failure = RewardFailure("timeout", "took long", lost=True)
-    found, samples = await summed("1*a+1*b", Given(1.0, 1.0), Given(failure, 2.0))
-    assert found == [RewardFailure("timeout", "part b of '1*a+1*b': took long", lost=True), 3.0]
+    failure = RewardFailure("timeout", "slow", lost=True)
+    (failed, sum_), samples = await summed("1*a+1*b", Given(1.0, 1.0), Given(failure, 2.0))
+    assert (failed.cause, failed.lost, sum_) == ("timeout", True, 3.0)
+    assert re.search("part b .*: slow$", failed.error)
     assert part_metrics(samples, "x") == {"x/a": 1.0, "x/b": 2.0}
 
 
 async def test_a_part_that_is_no_number_is_named_with_what_is_accepted():
     found, _ = await summed("1*a", Given(float("nan"), {"acc": 1.0}))
-    assert [one.error for one in found] == [
-        "part a of '1*a' returned nan; accepted: a finite number",
-        "part a of '1*a' returned {'acc': 1.0}; accepted: a finite number; name one of them, such as a:acc",
-    ]
-    found, _ = await summed("1*a:b", Given(1.0, {"acc": 1.0}))
-    assert [one.error for one in found] == [
-        "part a:b of '1*a:b' returned 1.0; accepted: a table with a finite number 'b'",
-        "part a:b of '1*a:b' returned {'acc': 1.0}; accepted: a table with a finite number 'b'; name one of them, "
-        "such as a:acc",
-    ]
-    assert {one.cause for one in found} == {"invalid"}
+    found += (await summed("1*a:b", Given(1.0, {"acc": 1.0})))[0]
+    named = ["part a .* nan", "part a .* a:acc", r"part a:b .* 1\.0.* 'b'", "part a:b .* 'b'.* a:acc"]
+    for one, names in zip(found, named, strict=True):
+        assert one.cause == "invalid"
+        assert re.search(names, one.error)
 
 
 async def test_a_sum_that_is_no_number_costs_its_sample():
