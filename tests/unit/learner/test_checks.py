@@ -19,12 +19,8 @@ def test_a_weight_that_is_not_finite_is_named(bad, dtype):
     chunks = [torch.nn.Linear(3, 3).to(dtype), torch.nn.Linear(3, 2).to(dtype)]
     with torch.no_grad():
         chunks[1].weight[1, 2] = bad
-    with pytest.raises(NonFiniteError) as caught:
+    with pytest.raises(NonFiniteError, match=r"rollout 4: .* 1 weights .*, weight among .*--lr,"):
         require_finite_weights(chunks, rollout=4)
-    assert str(caught.value) == (
-        "rollout 4: the optimizer left NaN or infinity in 1 weights of this rank, weight among them. Nothing of this "
-        "rollout was published or saved. Lower --lr, or resume from the last checkpoint with --load."
-    )
 
 
 def test_chunks_of_the_same_names_are_all_looked_at():
@@ -55,7 +51,7 @@ def spoilt_critic() -> Critic:
             chunk: Any = torch.nn.Linear(2, 1)
             with torch.no_grad():
                 chunk.bias[0] = math.nan
-            self.trained: Any = SimpleNamespace(chunks=[chunk])
+            self.trained: Any = SimpleNamespace(chunks=[chunk], finish_gather=lambda: None)
 
         def step(self, micro_batches: Any, *, rollout: int) -> dict[str, float]:
             return {}
@@ -63,23 +59,10 @@ def spoilt_critic() -> Critic:
     return Spoilt()
 
 
-MESSAGE = (
-    "rollout 4: the optimizer left NaN or infinity in 1 weights of the critic on this rank, bias among them. "
-    "Nothing of this rollout was published or saved. Lower --critic-lr, or resume from the last checkpoint with --load."
-)
-
-
-def test_a_spoilt_critic_names_its_own_learning_rate():
-    with pytest.raises(NonFiniteError) as caught:
-        require_finite_weights(spoilt_critic().trained.chunks, rollout=4, of="critic_")
-    assert str(caught.value) == MESSAGE
-
-
 def test_a_separate_critic_checks_its_weights_before_a_rollout_ends(monkeypatch):
     rank: Any = object.__new__(CriticRank)
     rank.critic, rank._device = spoilt_critic(), "cpu"
     rank._steps, rank._shards, rank._places = [[]], [SimpleNamespace(rollout=4)], []
     monkeypatch.setattr("slime_core.learner.critic.gather_tokens", lambda *_: np.zeros(0, np.float32))
-    with pytest.raises(NonFiniteError) as caught:
+    with pytest.raises(NonFiniteError, match=r"rollout 4: .* 1 weights .*critic .*, bias among .*--critic-lr,"):
         rank.fit([])
-    assert str(caught.value) == MESSAGE

@@ -38,20 +38,14 @@ def settings_with(generate_function: str = "single_turn") -> LearnerSettings:
 def test_a_policy_loss_that_cannot_be_made_is_named(monkeypatch):
     registry = activate(()).registry
     monkeypatch.setattr(type(registry), "load", lambda self, kind, name: failing(KeyError("weight")))
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(PluginError, match=rf"^plugin 'core'.* 'clipped' .*KeyError: 'weight' \(.*{__file__}"):
         build_objective(registry, settings_with(), parts=LossParts())
-    text = str(caught.value)
-    assert text.startswith("plugin 'core'")
-    assert "making policy loss 'clipped' failed with KeyError: 'weight' (" in text
-    assert __file__ in text
 
 
 def test_an_error_that_a_component_raises_is_reported_unchanged(monkeypatch):
     registry = activate(()).registry
-    monkeypatch.setattr(
-        type(registry), "load", lambda self, kind, name: failing(ConfigError("clip_low must be below 1"))
-    )
-    with pytest.raises(ConfigError, match=r"^clip_low must be below 1$"):
+    monkeypatch.setattr(type(registry), "load", lambda self, kind, name: failing(ConfigError("too low")))
+    with pytest.raises(ConfigError, match=r"^too low$"):
         build_objective(registry, settings_with(), parts=LossParts())
 
 
@@ -73,11 +67,7 @@ def model(**fields) -> TrainedModel:
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (
-            KeyError("embed"),
-            PluginError,
-            r"^model spec 'mine' of X: loading weights of here failed with KeyError: 'emb",
-        ),
+        (KeyError("embed"), PluginError, r"^model spec 'mine' of X: .*here .*KeyError: 'embed'"),
         (CheckpointError("no such weight"), CheckpointError, "^no such weight$"),
     ],
 )

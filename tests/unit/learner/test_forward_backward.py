@@ -84,13 +84,8 @@ def test_a_step_is_refused_where_no_micro_batch_has_a_loss_with_a_gradient(monke
     if not refused:
         assert trained_model.forward_backward(model, [micro(), micro()], measure) == {"weight": 2.0}
         return
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"--custom-loss-function-path .*-train-params-name-list .*--freeze-params-"):
         trained_model.forward_backward(model, [micro(), micro()], measure)
-    assert str(caught.value) == (
-        "the loss of a step needs no gradient: no weight that trains has a part in it, so the step would change "
-        "nothing. A loss of --custom-loss-function-path has to be computed from the logits that it is given; else name "
-        "other weights in --only-train-params-name-list or --freeze-params-name-list."
-    )
 
 
 @pytest.mark.parametrize(

@@ -66,17 +66,13 @@ def test_without_expressions_everything_trains():
 
 
 def test_an_expression_that_finds_nothing_is_refused_with_what_is_near():
-    with pytest.raises(ConfigError) as caught:
-        freeze([Stage()], frozen=["mlp", "decoder.layers.2.atention.weight"])
-    assert str(caught.value) == (
-        "freeze_params_name_list: 'decoder.layers.2.atention.weight' finds none of the model's 5 parameters; near it "
-        "are decoder.layers.2.attention.weight, decoder.layers.3.attention.weight, decoder.layers.2.mlp.weight. "
-        "Accepted is a regular expression that finds a part of a name."
-    )
+    wrong, near = "decoder.layers.2.atention.weight", "decoder.layers.2.attention.weight"
+    with pytest.raises(ConfigError, match=f"freeze_params_name_list: '{wrong}' .* 5 .* {near},"):
+        freeze([Stage()], frozen=["mlp", wrong])
 
 
 def test_freezing_everything_is_refused():
-    with pytest.raises(ConfigError, match=r"freeze_params_name_list = \['.'\] leaves none of 5 parameters to train"):
+    with pytest.raises(ConfigError, match=r"freeze_params_name_list = \['.'\] .* 5 "):
         freeze([Stage()], frozen=["."])
 
 

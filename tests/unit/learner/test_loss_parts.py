@@ -47,16 +47,12 @@ def test_parts_of_several_plugins_go_together(tmp_path):
 
 
 def test_two_plugins_cannot_replace_the_same_part(tmp_path):
-    with pytest.raises(PluginError) as refused:
+    with pytest.raises(PluginError, match=r"^slime_loss_parts: .*plugin0, plugin1 .*reduce "):
         merged(tmp_path, "LossParts(reduce=part)", "LossParts(reduce=part)")
-    assert str(refused.value) == (
-        "slime_loss_parts: two of the plugins plugin0, plugin1 give reduce of the loss, and it can have one. Run "
-        "without one of them."
-    )
 
 
 def test_something_else_than_parts_is_refused(tmp_path):
-    with pytest.raises(PluginError, match=r"^slime_loss_parts of plugin0 returned 3; return a LossParts, or None\.$"):
+    with pytest.raises(PluginError, match=r"^slime_loss_parts .*plugin0 .* 3;.*LossParts"):
         merged(tmp_path, "3")
 
 

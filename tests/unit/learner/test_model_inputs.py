@@ -24,19 +24,10 @@ def test_a_model_gets_the_inputs_that_it_declares() -> None:
 
 
 def test_inputs_that_a_model_does_not_declare_are_refused_by_name() -> None:
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r" sound .*multimodal_train_.*'seeing' .* pixels;.*ModelSpecTraits\.inputs"):
         NamedSpec(None, "model spec 'seeing' of plugin 'mine' 1.0", {"pixels"}).require_inputs({"sound", "pixels"})
-    assert str(caught.value) == (
-        "the samples carry sound in multimodal_train_inputs, and the model of model spec 'seeing' of plugin 'mine' 1.0 "
-        "takes pixels; training would go on without what the engine was shown. Use a model spec whose traits declare "
-        "them (ModelSpecTraits.inputs), or leave them out of the samples"
-    )
 
 
 def test_ranks_that_share_a_row_are_refused() -> None:
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r" pixels .*multimodal_train_inputs.*context_parallel_size = 2"):
         NamedSpec(None, "spec", {"pixels"}).require_inputs({"pixels"}, context=2)
-    assert str(caught.value) == (
-        "the samples carry pixels in multimodal_train_inputs, and context_parallel_size = 2 gives a rank parts of a "
-        "row: nothing says which of these belong to its tokens. Leave --context-parallel-size out"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 
@@ -26,10 +27,7 @@ def test_a_rank_that_is_slow_three_times_in_a_row_is_named_once() -> None:
     first, second, third, *rest = (slow_rank.warning([FAST, FAST, SLOW, FAST]) for _ in range(7))
     assert (first, second, rest) == (None, None, [None] * 4)
     assert third is not None
-    assert third.startswith(
-        "learner rank 2 on node 10.0.0.2 takes 2.0 times as long as the others for the same work, 3 rollouts in a row, "
-        "and they wait 10 s for it in each."
-    )
+    assert re.match(r"learner rank 2 on node 10\.0\.0\.2 .* 2\.0 times .* 3 rollouts .* 10 s ", third)
 
 
 def test_the_median_of_the_others_counts_so_that_several_slow_ranks_are_found() -> None:

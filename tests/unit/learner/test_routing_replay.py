@@ -60,5 +60,5 @@ def test_without_replay_no_router_is_called(monkeypatch: pytest.MonkeyPatch) -> 
 def test_only_routes_of_the_engine_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     other: Any = SimpleNamespace(routes_TLK=np.zeros((5, 2, 2), np.int16))
     replay(monkeypatch, use_routing_replay=True)[0].require_routes(other)
-    with pytest.raises(RunError, match="the engine returned routes of 2 layers with 2 experts a token"):
+    with pytest.raises(RunError, match=r"2 layers .* 2 experts"):
         replay(monkeypatch, use_rollout_routing_replay=True)[0].require_routes(other)

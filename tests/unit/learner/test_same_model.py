@@ -29,18 +29,12 @@ def test_fields_about_saving_do_not_change_the_model(tmp_path):
 
 def test_a_field_that_is_left_out_has_its_default(tmp_path):
     """Weights of the same shapes would load and make other log-probabilities."""
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"^the teacher of {tmp_path} .*rope_parameters = {{'rope_theta': 77\.0, "):
         require_same_model(changed(tmp_path, rope_parameters=None, rope_theta=77.0), MODEL, role="teacher")
-    message = str(caught.value)
-    assert message.startswith(f"the teacher of {tmp_path} takes turns with the actor in one model, but it is another")
-    assert "rope_parameters = {'rope_theta': 77.0, 'rope_type': 'default'} instead of" in message
 
 
 def test_start_weights_of_another_model_are_refused_before_the_critic_is_built(tmp_path):
     folder = changed(tmp_path, rope_parameters=None, rope_theta=77.0)
     config = RunConfig(critic=CriticConfig(critic_load=folder))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"^the critic of {folder} (?s:.*)config\.json"):
         Critic(NamedSpec(None, "a spec"), settings=LearnerSettings(config, MODEL, "Toy", "clipped", 1))
-    message = str(caught.value)
-    assert message.startswith(f"the critic of {folder} is built as the actor is, its head aside, but it is another one")
-    assert message.endswith("Accepted is a folder whose config.json describes the same model.")

@@ -177,13 +177,13 @@ async def test_two_plugins_that_say_what_is_trained_are_refused(build: Build, tm
     sampler = build(SOURCE + hook)
     hooks = activate(["grpo", str(tmp_path / "given.py"), str(other)]).registry
     sampler = Sampler(sampler._settings, hooks)
-    with pytest.raises(PluginError, match="slime_before_shards of given, other "):
+    with pytest.raises(PluginError, match=r"slime_before_shards .*given, other "):
         await sampler.sample(0)
 
 
 async def test_samples_in_place_of_what_is_trained_are_refused(build: Build) -> None:
     text = SOURCE + "\n@hookimpl\ndef slime_before_shards(samples):\n    return samples\n"
-    with pytest.raises(PluginError, match=r"slime_before_shards of given .*\[.* TrainSamples"):
+    with pytest.raises(PluginError, match=r"slime_before_shards .*given .*\[.* TrainSamples"):
         await build(text).sample(0)
 
 

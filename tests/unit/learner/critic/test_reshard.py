@@ -95,17 +95,13 @@ def test_a_sample_that_no_rank_computed_is_missed():
         for batch, places in reshard([before], num_ranks=2, max_tokens=24)
     ]
     missing = len(columns[1].places)
-    with pytest.raises(RunError, match=rf"^{missing} of 13 samples of a shard have no values; a rank of the critic is"):
+    with pytest.raises(RunError, match=rf"^{missing} of 13 samples"):
         values_of_shard(columns[:1], before, number=0)
 
 
 def test_more_ranks_than_samples_are_refused():
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r" 2 samples .* 3 .*--critic-num-gpus.*--global-batch-size"):
         reshard(shards(1, count=4), num_ranks=3, max_tokens=24)
-    assert str(caught.value) == (
-        "an optimizer step of 2 samples cannot feed the 3 data-parallel ranks of the critic; lower --critic-num-gpus, "
-        "or raise --global-batch-size"
-    )
 
 
 def cut_for(before: list[TrainBatch], *, ranks: int = 1, layout: ParallelLayout | None = None, **learner):

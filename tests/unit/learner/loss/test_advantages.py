@@ -244,7 +244,7 @@ def test_an_estimator_that_fails_is_named():
         def estimate(self, batch: ResponseTokens, reduce: object) -> TokenAdvantages:
             raise KeyError("x")
 
-    with pytest.raises(RunError, match="'mine' of X: estimating advantages failed with KeyError: 'x'"):
+    with pytest.raises(RunError, match=r"'mine' of X: .*KeyError: 'x'"):
         fill_with(Fails())
 
 
@@ -415,7 +415,7 @@ def test_returns_that_a_plugin_made_nan_are_refused():
     estimate = estimation(Judge(), "values")
     estimate.fill(batch, every)
     every[0].returns_U[0] = math.nan
-    with pytest.raises(RunError, match="returns_U: slime_before_training left NaN or infinity for 1 of 6 trained"):
+    with pytest.raises(RunError, match=r"returns_U: slime_before_training .* 1 of 6 "):
         estimate.returns_of(every, count=len(batch.loss_mask_U))
 
 

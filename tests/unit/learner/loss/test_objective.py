@@ -230,37 +230,31 @@ def test_weights_of_what_is_not_trained_may_be_anything():
 @pytest.mark.parametrize(
     "wrong",
     [
-        weigh(1.0, -0.5, 1.0),
-        weigh(1.0, math.nan, 1.0),
-        weigh(1.0, math.inf, 1.0),
-        lambda terms: CorrectionOutput(torch.ones(3), torch.tensor([0.0, 0.5, 1.0]), {}),
+        weigh(-0.5, 1.0, 1.0),
+        weigh(math.nan, 1.0, 1.0),
+        weigh(math.inf, 1.0, 1.0),
+        lambda terms: CorrectionOutput(torch.ones(3), torch.tensor([0.5, 0.0, 1.0]), {}),
+        lambda terms: CorrectionOutput(torch.ones(3), torch.tensor([1.0, 1.0, 1.0]), {}),
     ],
-    ids=["negative", "NaN", "infinite", "mask of a half"],
+    ids=["negative", "NaN", "infinite", "mask of a half", "trains what was masked"],
 )
 def test_a_faulty_correction_ends_the_run_with_its_name(wrong):
     found = corrected(keep(1.0, 1.0, 1.0), wrong)
-    _, sums, _, _ = evaluate(found, micro())
-    with pytest.raises(RunError, match=r"rollout 4: correction 1 returned an invalid correction for 1 response tokens"):
+    _, sums, _, _ = evaluate(found, micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5]))
+    with pytest.raises(RunError, match=r"rollout 4: correction 1 .* 1 response tokens"):
         found.corrections.refuse_faults(sums, rollout=4)
 
 
-def test_a_correction_must_not_train_what_was_masked():
-    found = corrected(lambda terms: CorrectionOutput(torch.ones(3), torch.ones(3), {}))
-    _, sums, _, _ = evaluate(found, micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5]))
-    with pytest.raises(RunError, match=r"or a mask that trains what was masked before\. Nothing was trained\. Leave"):
-        found.corrections.refuse_faults(sums, rollout=0)
-
-
 def test_shapes_and_names_of_a_correction_are_checked_at_once():
-    with pytest.raises(RunError, match=r"correction 0 returned weights_T of shape \(2,\) for 3 response tokens"):
+    with pytest.raises(RunError, match=r"correction 0 .*weights_T .*\(2,\) .* 3 response"):
         evaluate(corrected(weigh(1.0, 1.0)), micro())
     named = lambda terms: CorrectionOutput(torch.ones(3), terms.mask_T, {"ratio": torch.ones(3)})  # noqa: E731
-    with pytest.raises(RunError, match="a correction reports the metric ratio, which another part of the loss reports"):
+    with pytest.raises(RunError, match="metric ratio"):
         evaluate(corrected(named), micro())
 
 
 def test_a_correction_that_fails_is_named():
-    with pytest.raises(RunError, match="correction 0: correcting a micro-batch failed with ZeroDivisionError"):
+    with pytest.raises(RunError, match=r"correction 0: .*ZeroDivisionError"):
         evaluate(corrected(lambda terms: 1 / 0), micro())
 
 

@@ -223,7 +223,7 @@ def test_more_tokens_than_allowed_that_reach_the_bound_end_the_run(kind, tokens,
 
 
 def test_where_outliers_are_allowed_the_message_counts_them():
-    with pytest.raises(ParityError, match=r"below 0\.1 and below 2 for all but 2 tokens, and 3 reach that\. Nothing"):
+    with pytest.raises(ParityError, match=r" 0\.1 .* 2 .* all but 2 tokens, and 3 "):
         gate(bf16=True).check(found_by(1500, 1.0, 2.5, beyond=3), rollout=0, temperature=1.0)
 
 
@@ -242,31 +242,21 @@ def test_given_bounds_replace_those_of_the_dtype():
 
 
 def test_the_message_says_what_was_found_what_is_accepted_and_what_to_try():
-    found = gate(published=7)
-    with pytest.raises(ParityError) as caught:
+    found, numbers = gate(published=7), r" 1234 .*weights 7.* 0\.32 .* 4\.12 .*float32 .* 0\.0001 .* 0\.001\."
+    with pytest.raises(ParityError, match=f"rollout 6: .*{numbers}") as caught:
         found.check(found_by(1234, 1234 * 0.32, 4.125), rollout=6, temperature=0.7)
     message = str(caught.value)
-    assert message.startswith(
-        "rollout 6: learner and engines give the same tokens other log-probabilities. Over 1234 response tokens of "
-        "weights 7, their difference is 0.32 on average and 4.12 at most; accepted in float32 is below 0.0001 and "
-        "below 0.001. Nothing of this rollout was trained on, saved or published.\n"
-    )
     causes = re.findall(r"^  \d\. (.*)$", message, re.MULTILINE)
-    order = ["other weights", "tokens or positions", "divided its logits by 0.7", "float32", "attention", "experts"]
+    order = ["weights", "positions", " 0.7", "float32", "attention", "experts"]
     assert [word in cause for word, cause in zip(order, causes, strict=True)] == [True] * 6
-    for flag in (
-        "--check-weight-update-equal",
-        "--parity-mean-tolerance",
-        "--parity-max-tolerance",
-        "--parity-interval",
-    ):
-        assert flag in message
+    for setting in ("check-weight-update-equal", "parity-mean-tolerance", "parity-max-tolerance", "parity-interval"):
+        assert f"--{setting}" in message
 
 
 def test_on_reachable_engines_the_message_first_suspects_foreign_weights():
     found = ParityGate(WeightsConfig(), bf16=False, is_alone=False)
     found.published(7)
-    with pytest.raises(ParityError, match=r"\n  1\. Another client changed the engine's weights"):
+    with pytest.raises(ParityError, match=r"\n  1\. Another client"):
         found.check(found_by(10, 5.0, 4.0), rollout=6, temperature=1.0)
 
 
@@ -375,7 +365,7 @@ def test_the_strict_bounds_are_tighter(mean, largest):
     assert STRICT.largest < FLOAT32.largest
     gate(strict=True).check(found_by(10, 10 * 0.99 * mean, 0.99 * largest), rollout=0, temperature=1.0)
     reached = 1.0 if largest else 0.0
-    with pytest.raises(ParityError, match=r"accepted in float32 is below 1e-05 and below 0\.0001\. Nothing of this"):
+    with pytest.raises(ParityError, match=r"float32 .* 1e-05 .* 0\.0001\."):
         gate(strict=True).check(found_by(10, 10 * mean, largest, beyond=reached), rollout=0, temperature=1.0)
 
 
@@ -390,25 +380,19 @@ def test_the_strict_gate_takes_tokens_of_the_published_weights():
 
 
 @pytest.mark.parametrize(
-    ("versions", "moved", "message"),
+    ("versions", "moved", "found"),
     [
-        (
-            (3, 2, -1),
-            False,
-            "was published as weights 3, and 2 of 3 responses of this rank were sampled by other weights, by sev",
-        ),
-        (None, False, "was published as weights 3, and 3 of 3 responses of this rank were sampled by other weights"),
-        ((3, 3, 3), True, "was published as nothing, and 3 of 3 responses of this rank were sampled by other weights"),
+        ((3, 2, -1), False, "weights 3.* 2 of 3 .* several"),
+        (None, False, "weights 3.* 3 of 3 "),
+        ((3, 3, 3), True, "nothing.* 3 of 3 "),
     ],
 )
-def test_the_strict_gate_refuses_tokens_of_other_weights(versions, moved, message):
-    found = gate(strict=True, published=3)
+def test_the_strict_gate_refuses_tokens_of_other_weights(versions, moved, found):
+    strict = gate(strict=True, published=3)
     if moved:
-        found.weights_changed()
-    with pytest.raises(ParityError) as caught:
-        marked(found, shard(rollout=7, versions=versions))
-    assert str(caught.value).startswith("rollout 7: true_on_policy_mode trains only on samples of the weights that are")
-    assert message in str(caught.value)
+        strict.weights_changed()
+    with pytest.raises(ParityError, match=f"rollout 7: true_on_policy_mode .*{found}"):
+        marked(strict, shard(rollout=7, versions=versions))
 
 
 def test_a_response_that_trains_nothing_may_be_stale():
@@ -418,19 +402,12 @@ def test_a_response_that_trains_nothing_may_be_stale():
 
 
 def test_a_run_that_generates_ahead_reports_why_no_token_could_be_compared() -> None:
-    warnings = [parity_unchecked_warning(ahead).partition("the published weights alone. ") for ahead in (0, 2)]
-    assert [start for start, _, _ in warnings] == 2 * [
-        "parity of learner and engines could not be checked: no trained token of this rollout is known to come from "
-    ]
-    rest = (
-        "A generate function must copy weight_versions from the engine's answers to its samples. --parity-interval 0 "
-        "switches the check off"
-    )
-    assert warnings[0][2] == rest
-    assert warnings[1][2] == (
-        "--async-buffer-size 2 generates ahead, so that tokens may be older than the weights they are trained with: a "
-        f"short run with --async-buffer-size 0 checks the same engines. {rest}"
-    )
+    alone, ahead = parity_unchecked_warning(0), parity_unchecked_warning(2)
+    for warning in (alone, ahead):
+        assert "weight_versions" in warning
+        assert "--parity-interval 0" in warning
+    assert "--async-buffer-size" not in alone
+    assert re.search("--async-buffer-size 2 .*--async-buffer-size 0", ahead)
 
 
 @pytest.mark.parametrize(
