@@ -28,12 +28,12 @@ def test_engines_that_hold_the_same_agree() -> None:
 def test_engines_that_cut_weights_differently_are_compared_among_their_like() -> None:
     cut = [EngineChecksums(f"http://{name}", total, ({}, {})) for name, total in (("c", "x"), ("d", "y"))]
     require_agreement([held("http://a", w="1"), cut[0]])
-    with pytest.raises(WeightSyncError, match="http://d holds other weights than http://c"):
+    with pytest.raises(WeightSyncError, match=r"http://d .*http://c"):
         require_agreement([held("http://a", w="1"), *cut])
 
 
 def test_an_engine_that_differs_is_named_with_the_weight() -> None:
-    with pytest.raises(WeightSyncError, match=r"http://b holds other weights than http://a: norm"):
+    with pytest.raises(WeightSyncError, match=r"http://b .*http://a: norm"):
         require_agreement([held("http://a", norm="1", w="1"), held("http://b", norm="2", w="1")])
 
 
@@ -118,14 +118,14 @@ def test_heads_are_filled_up_where_processes_outnumber_those_of_keys_and_values(
 def test_spoiled_weights_have_to_differ_in_every_process() -> None:
     began = [of_ranks({"a": "1", "b": "2"}, {"a": "3", "b": "4"})]
     require_all_overwritten(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "8"})])
-    with pytest.raises(WeightSyncError, match="http://a still holds b afterwards"):
+    with pytest.raises(WeightSyncError, match=r"http://a .* b afterwards"):
         require_all_overwritten(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "4"})])
 
 
 def test_restored_weights_have_to_be_equal_in_every_process() -> None:
     began = [of_ranks({"a": "1", "b": "2"}, {"a": "3", "b": "4"})]
     require_restored(began, began)
-    with pytest.raises(WeightSyncError, match=r"http://a does not hold what it began with: a\. They"):
+    with pytest.raises(WeightSyncError, match=r"http://a .*: a\."):
         require_restored(began, [of_ranks({"a": "1", "b": "2"}, {"a": "9", "b": "4"})])
 
 
@@ -154,7 +154,7 @@ def test_engines_that_hash_otherwise_are_compared_among_their_like_and_with_the_
         assert sent.verify(engine) == 1
         weight.view(torch.uint8)[5] ^= 1
         sent.add("norm", weight)
-        with pytest.raises(WeightSyncError, match="does not hold what was sent: norm"):
+        with pytest.raises(WeightSyncError, match=f"{engine.url} .*: norm"):
             sent.verify(engine)
         weight.view(torch.uint8)[5] ^= 1
 

@@ -27,14 +27,14 @@ def test_a_whole_file_passes(folder: Path) -> None:
 def test_a_file_of_another_length_than_its_header_says_is_refused(folder: Path, difference: int) -> None:
     size = (folder / NAME).stat().st_size
     os.truncate(folder / NAME, size + difference)
-    with pytest.raises(WeightSyncError, match=r"is incomplete or no safetensors file: .*not fully covered\. Download"):
+    with pytest.raises(WeightSyncError, match=NAME):
         require_complete_files(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip file", b"\x02" + bytes(7) + b"[]", b"\xff" * 9])
 def test_a_malformed_safetensors_file_is_refused(folder: Path, content: bytes) -> None:
     (folder / NAME).write_bytes(content)
-    with pytest.raises(WeightSyncError, match="is incomplete or no safetensors file"):
+    with pytest.raises(WeightSyncError, match=NAME):
         require_complete_files(folder)
 
 

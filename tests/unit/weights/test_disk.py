@@ -93,13 +93,8 @@ def files_of_at_most(nbytes: int) -> Iterator[None]:
 
 def test_a_disk_that_takes_no_more_is_one_error_and_nothing_is_left_or_loaded(control, tmp_path):
     transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE)
-    with (
-        files_of_at_most(10_000),
-        pytest.raises(
-            WeightSyncError,
-            match=r"(?s)Version 1 of the weights cannot be written .*File too large.*Free there: \d+ MB. Make room",
-        ),
-    ):
+    named = rf"(?s)Version 1 .*{tmp_path}.*File too large.* \d+ MB"
+    with files_of_at_most(10_000), pytest.raises(WeightSyncError, match=named):
         send(transport, "1", 0.0)
     assert list(tmp_path.iterdir()) == []
     assert control.version() == "default"
@@ -108,9 +103,7 @@ def test_a_disk_that_takes_no_more_is_one_error_and_nothing_is_left_or_loaded(co
 def test_a_folder_that_cannot_be_made_is_one_error(control, tmp_path):
     (tmp_path / "file").touch()
     transport = DiskTransport(control, folder=tmp_path / "file" / "weights", template=TEMPLATE)
-    with pytest.raises(
-        WeightSyncError, match=r"Version 1 of the weights cannot be written to .*Not a directory.*Make room"
-    ):
+    with pytest.raises(WeightSyncError, match=rf"Version 1 .*{tmp_path}/file/weights.*Not a directory"):
         transport.start("1")
 
 
@@ -118,7 +111,7 @@ def test_engines_that_do_not_see_the_folder_say_where_it_should_be(control, tmp_
     seen = control.update_from_disk
     monkeypatch.setattr(control, "update_from_disk", lambda folder, *, version: seen("/elsewhere", version=version))
     transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE)
-    with pytest.raises(WeightSyncError, match=r"refused with status 400.*no weights.*--update-weight-disk-dir"):
+    with pytest.raises(WeightSyncError, match=r"status 400.*--update-weight-disk-dir"):
         send(transport, "1", 0.0)
     transport.close()
     assert list(tmp_path.iterdir()) == []

@@ -60,9 +60,7 @@ def test_an_update_reaches_every_engine_in_the_right_order(
 
 
 def test_a_refusal_names_engine_endpoint_status_and_body(control: EngineControl) -> None:
-    with pytest.raises(
-        WeightSyncError, match=r"http://127.0.0.1:\d+/end_weight_update refused with status 400.*session"
-    ):
+    with pytest.raises(WeightSyncError, match=r"http://127.0.0.1:\d+/end_weight_update .*status 400.*session"):
         control.end_update()
 
 
@@ -97,7 +95,7 @@ def test_an_engine_that_answers_nothing_is_noticed_before_the_limit_of_calls_tha
         for prompt in (control.pause, control.begin_update):
             with pytest.raises(EngineSilent, match=r"limit 0\.1 s"):
                 prompt()
-        with pytest.raises(EngineSilent, match=r"end_weight_update gave no answer \(limit 0\.2 s"):
+        with pytest.raises(EngineSilent, match=r"end_weight_update .*limit 0\.2 s"):
             control.end_update(limit_s=0.2)
         control.close()
 
@@ -160,7 +158,7 @@ def test_unknown_memory_is_refused(control: EngineControl) -> None:
 
 def test_weights_without_memory_are_not_updated(control: EngineControl) -> None:
     control.release_memory("weights")
-    with pytest.raises(WeightSyncError, match="memory of the weights is released"):
+    with pytest.raises(WeightSyncError, match=r"begin_weight_update .*status 400.*memory"):
         control.begin_update()
     control.resume_memory("weights")
     control.begin_update()
@@ -189,7 +187,7 @@ async def test_memory_is_released_by_engines_that_do_not_generate(
             await asyncio.sleep(0)
         if mode is not None:
             control.pause(mode)
-        with nullcontext() if idle else pytest.raises(WeightSyncError, match="only when server is idle"):
+        with nullcontext() if idle else pytest.raises(WeightSyncError, match="server is idle"):
             control.release_memory("kv_cache")
         for engine in engines:
             engine.released.clear()

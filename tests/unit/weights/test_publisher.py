@@ -300,7 +300,7 @@ def test_a_weight_that_is_not_published_is_not_equal_and_named(engines, weights,
     (tmp_path / "config.json").write_text((FOLDER / "config.json").read_text())
     save_file(fewer, tmp_path / "model.safetensors")
     sender = Publisher(["http://one"], settings=PublisherSettings(tmp_path), weights=fewer.items(), sends=True)
-    with pytest.raises(WeightSyncError, match=rf"does not hold what it began with: {OUTPUT}\."):
+    with pytest.raises(WeightSyncError, match=rf"http://one .*: {OUTPUT}\."):
         sender.check_equal(fewer.items(), version="0")
 
 
@@ -319,24 +319,24 @@ def test_a_rank_that_does_not_send_only_takes_part_in_the_comparison(engines, we
 
 
 def test_files_need_a_folder(engines, weights):
-    with pytest.raises(WeightSyncError, match="has no folder; give --update-weight-disk-dir"):
+    with pytest.raises(WeightSyncError, match="--update-weight-disk-dir"):
         publisher(weights, transport="disk")
 
 
 def test_weights_that_do_not_fit_the_engines_are_refused_before_anything_is_sent(engines, weights):
     weights["stranger"] = weights.pop(NORM)
-    with pytest.raises(WeightSyncError, match=rf"missing: {NORM}; unknown to the engines: stranger"):
+    with pytest.raises(WeightSyncError, match=rf"missing: {NORM}; unknown .*: stranger"):
         publisher(weights)
     assert engines.calls == []
 
 
 def test_weights_that_change_their_shape_or_go_missing_are_refused(engines, weights):
     sender = publisher(weights)
-    with pytest.raises(WeightSyncError, match=rf"float32\[3\] was exported as {NORM}; planned was float32\[64\]"):
+    with pytest.raises(WeightSyncError, match=rf"float32\[3\] .*{NORM};.* float32\[64\]"):
         sender.publish({**weights, NORM: torch.zeros(3)}.items(), version="1")
-    with pytest.raises(WeightSyncError, match="This publisher is closed, or its last publication has failed"):
+    with pytest.raises(WeightSyncError, match="publisher is closed"):
         sender.publish(weights.items(), version="1")
-    with pytest.raises(WeightSyncError, match="1 buckets were planned, the weights filled 0"):
+    with pytest.raises(WeightSyncError, match=r"1 buckets .* 0"):
         publisher(weights).publish([(name, weight) for name, weight in weights.items() if name != NORM], version="1")
     assert "resume" not in engines.calls
 

@@ -189,9 +189,7 @@ def test_a_full_shared_memory_is_an_error_and_no_signal(engine, monkeypatch):
 @pytest.mark.parametrize("host", ["192.0.2.7", "no-such-host.invalid"])
 def test_an_engine_on_another_machine_is_refused(host):
     control = EngineControl(["http://127.0.0.1:1", f"http://{host}:80"])
-    with pytest.raises(
-        WeightSyncError, match=rf"engine http://{host}:80 is not on the machine of the learner rank that serves it"
-    ):
+    with pytest.raises(WeightSyncError, match=rf"http://{host}:80 "):
         transport_of(control)
     control.close()
 
