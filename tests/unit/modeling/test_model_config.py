@@ -38,7 +38,7 @@ def test_fields_that_are_missing_have_the_values_of_transformers():
 
 @pytest.mark.parametrize("settings", [{}, {"trust_remote_code": False}])
 def test_a_model_type_that_transformers_does_not_know_is_refused(tmp_path: Path, settings: dict[str, JsonValue]):
-    with pytest.raises(ConfigError, match=r"model_type 'acme', which .* does not know; .* add --trust-remote-code"):
+    with pytest.raises(ConfigError, match=r"model_type 'acme'.*--trust-remote-code"):
         transformers_config(OWN, RunView(model_folder=tmp_path, settings=settings))
 
 

@@ -19,7 +19,7 @@ def test_all_ranks_together_hold_every_token_once():
 
 
 def test_a_row_that_does_not_divide_is_refused():
-    with pytest.raises(ValueError, match="6 tokens cannot be split into 4"):
+    with pytest.raises(ValueError, match=r"6 tokens .* 4"):
         zigzag(6, rank=0, size=2)
 
 

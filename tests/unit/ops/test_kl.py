@@ -84,12 +84,12 @@ def test_permuted_tokens_give_permuted_estimates():
 
 
 def test_an_unknown_estimator_names_those_that_there_are():
-    with pytest.raises(ValueError, match="no KL estimator is called 'k4'; there are k1, k2, k3, low_var_kl"):
+    with pytest.raises(ValueError, match=r"'k4'; .*k1, k2, k3, low_var_kl"):
         approximate_kl(torch.zeros(1), base_log_probs_T=torch.zeros(1), estimator="k4")
 
 
 def test_columns_of_different_shape_are_refused_rather_than_broadcast():
-    with pytest.raises(ValueError, match=r"must have one shape; found \(3,\) and \(1,\)"):
+    with pytest.raises(ValueError, match=r"\(3,\) and \(1,\)"):
         approximate_kl(torch.zeros(3), base_log_probs_T=torch.zeros(1))
 
 
@@ -193,5 +193,5 @@ def test_a_token_that_was_all_but_impossible_has_a_finite_weight():
 
 
 def test_the_column_of_the_sampling_policy_is_not_broadcast_either():
-    with pytest.raises(ValueError, match=r"log_probs_T and sampled_log_probs_T must have one shape; found \(3,\) and"):
+    with pytest.raises(ValueError, match=r"sampled_log_probs_T .*\(3,\) and \(1,\)"):
         approximate_kl(torch.zeros(3), base_log_probs_T=torch.zeros(3), sampled_log_probs_T=torch.zeros(1))

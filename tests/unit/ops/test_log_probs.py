@@ -166,7 +166,7 @@ def test_logits_that_someone_else_saved_are_not_consumed_in_silence():
     ours = logits()
     squared = ours.square().sum()
     found_U, _ = log_probs_and_entropy(ours, rows_U=ROWS, targets_U=TARGETS, consume=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match="inplace"):
         gradient(squared + found_U.sum(), ours)
 
 
@@ -174,14 +174,14 @@ def test_consumed_logits_have_no_second_backward_pass():
     ours = logits()
     found_U, _ = log_probs_and_entropy(ours, rows_U=ROWS, targets_U=TARGETS, consume=True)
     torch.autograd.grad(found_U.sum(), ours, retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match="inplace"):
         torch.autograd.grad(found_U.sum(), ours)
 
 
 def test_a_gradient_of_the_gradient_is_refused():
     ours = logits()
     found_U, _ = log_probs_and_entropy(ours, rows_U=ROWS, targets_U=TARGETS)
-    with pytest.raises(RunError, match=r"log-probs are differentiable once only"):
+    with pytest.raises(RunError, match="differentiable once"):
         torch.autograd.grad(found_U.sum(), ours, create_graph=True)
 
 

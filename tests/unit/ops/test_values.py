@@ -73,7 +73,7 @@ def test_a_wide_clip_changes_nothing_and_permuted_tokens_have_permuted_losses():
 
 def test_bad_input_is_refused():
     one = torch.ones(1)
-    with pytest.raises(ValueError, match=r"must have one shape; found \(1,\), \(2,\) and \(1,\)"):
+    with pytest.raises(ValueError, match=r"\(1,\), \(2,\) and \(1,\)"):
         clipped_value_loss(one, old_values_T=torch.ones(2), returns_T=one, value_clip=0.2)
-    with pytest.raises(ValueError, match=r"value_clip is 0\.0; a bound of the values needs to be above 0, or None"):
+    with pytest.raises(ValueError, match=r"value_clip is 0\.0"):
         clipped_value_loss(one, old_values_T=one, returns_T=one, value_clip=0.0)

@@ -78,5 +78,5 @@ def test_equal_advantages_no_trained_token_and_no_token_at_all_give_zeros():
 
 
 def test_columns_of_different_shape_are_refused():
-    with pytest.raises(ValueError, match=r"values_T and mask_T must have one shape; found \(3,\) and \(1,\)"):
+    with pytest.raises(ValueError, match=r"values_T and mask_T .*\(3,\) and \(1,\)"):
         whitened(torch.ones(3), mask_T=torch.ones(1))
