@@ -108,10 +108,8 @@ def test_the_environment_of_processes_on_gpus_is_shown(monkeypatch: pytest.Monke
     for name in ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "CUDA_DEVICE_MAX_CONNECTIONS"):
         monkeypatch.delenv(name, raising=False)
     found = [line for line in planned("--device cuda --sglang-enable-nccl-nvls") if line.startswith("environment")]
-    assert found == [
-        "environment of a rank: NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=1 CUDA_DEVICE_MAX_CONNECTIONS=1",
-        "environment of an engine: NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=1",
-    ]
+    variables = "NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=1"
+    assert [line.partition(": ")[2] for line in found] == [f"{variables} CUDA_DEVICE_MAX_CONNECTIONS=1", variables]
 
 
 def test_engines_that_only_evaluate_are_counted_and_placed() -> None:
@@ -145,7 +143,7 @@ def test_check_of_a_good_run_prints_the_plan_and_leaves_no_files(
     shown = capsys.readouterr()
     assert shown.err == ""
     assert "plugins: core 0.1.0, grpo " in shown.out
-    assert "estimator grpo of grpo, by advantage_estimator" in shown.out
+    assert "estimator grpo of grpo" in shown.out
     assert "clipped of core" in shown.out
     assert "    learner rank 0 " in shown.out
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]

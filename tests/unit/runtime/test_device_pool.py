@@ -155,7 +155,7 @@ def test_devices_do_not_go_back_before_the_engines_have_room_for_weights(
     control: EngineControl, engine: FakeEngine
 ) -> None:
     colocated = ColocatedDevices(control, FakeLearner(engine))
-    refused = pytest.raises(AssertionError, match="are learning; they must be publishing")
+    refused = pytest.raises(AssertionError, match=r"learning; .*publishing")
     with refused, DevicePool(colocated).held_by("learner"):
         pass
 

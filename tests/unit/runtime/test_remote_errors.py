@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,15 +57,15 @@ def test_the_last_lines_of_a_process_that_died_are_reported(tmp_path: Path, monk
     logs = tmp_path / "logs"
     logs.mkdir()
     log = logs / "worker-ab-01000000-4711.err"
-    log.write_text(":job_id:01000000\n:actor_name:LearnerActor\n\n1\n2\nterminate called: out of memory\n")
+    log.write_text(":job_id:01000000\n:actor_name:LearnerActor\n\n1\n2\nterminate called\n")
     (logs / "worker-cd-01000000-14711.err").write_text("of another process\n")
     monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_session_dir_path=lambda: str(tmp_path)))
     error = local_error(ActorDiedError(killed()), who="learner rank 1: train()")
     assert type(error) is ProcessDied
-    message = str(error)
-    first, *middle = message.splitlines()
-    assert first.startswith("learner rank 1: train() died.")
-    assert middle == [f"The last lines of {log}:", "  1", "  2", "  terminate called: out of memory"]
+    first, where, *last = str(error).splitlines()
+    assert first.startswith("learner rank 1: train() ")
+    assert str(log) in where
+    assert last == ["  1", "  2", "  terminate called"]
 
 
 KILLED = (
@@ -143,11 +144,7 @@ def test_a_dead_raylet_is_called_the_death_of_ray(
     cause = ActorDiedErrorContext(actor_id=bytes(16), class_name="EngineActor", pid=4711, error_message=message)
     error = local_error(ActorDiedError(cause), who="engine 0: watch()")
     assert type(error) is NodeDied
-    message = str(error)
-    assert message.startswith(
-        "Ray died: a node of the cluster is gone, its raylet process ended, and engine 0: watch() "
-    )
-    assert f"Ray's logs are in {tmp_path}" in message
+    assert re.search(rf"^Ray .* engine 0: watch\(\) (?s:.*){tmp_path}", str(error))
 
 
 @pytest.mark.parametrize("printed", ["", ":job_id:01000000\n:actor_name:SamplerActor\n"])

@@ -148,10 +148,10 @@ def test_a_program_that_is_not_ray_is_reported_at_once(answer: bytes) -> None:
 
 def test_ray_that_does_not_start_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_slow(**_: object) -> None:
-        raise Exception("The current node timed out during startup.")
+        raise Exception("it timed out")
 
     monkeypatch.setattr(ray, "init", too_slow)
-    with pytest.raises(PlacementError, match=r"^Ray: starting on this machine failed .* timed out .*\n.*Free some CPU"):
+    with pytest.raises(PlacementError, match=r"^Ray: .*it timed out"):
         Session("local", namespace="test").__enter__()
 
 

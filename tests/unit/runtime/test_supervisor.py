@@ -132,10 +132,9 @@ def test_a_supervisor_that_is_killed_leaves_neither_processes_nor_files(shared: 
 
 def test_a_program_that_cannot_be_started_says_so(tmp_path: Path) -> None:
     ended = subprocess.run(supervised("none", ["/no/such/program"]), capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (
-        127,
-        "/no/such/program: [Errno 2] No such file or directory: '/no/such/program'\n",
-    )
+    assert ended.returncode == 127
+    assert ended.stderr.startswith("/no/such/program: [Errno 2]")
+    assert ended.stderr.count("\n") == 1
 
 
 def test_a_process_gets_its_name_when_the_first_variable_of_the_environment_changes() -> None:
