@@ -287,6 +287,6 @@ def test_a_function_of_the_wrong_form_ends_before_anything_starts(tmp_path: Path
         tmp_path, "run", "--plugin", "grpo", "--custom-rm-path", tmp_path / "mine.py", "--output-dir", tmp_path / "o"
     )
     assert run.code == 2
-    assert "async def reward(samples, args) cannot be called: " in run.errors
-    assert "its parameter 1 is 'samples', where args is passed" in run.errors
+    assert "async def reward(samples, args) " in run.errors
+    assert "parameter 1 is 'samples', " in run.errors
     assert not (tmp_path / "o").exists()

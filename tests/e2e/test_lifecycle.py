@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,8 +129,8 @@ def test_an_observer_on_one_rank_is_off_after_three_failures_and_the_run_continu
     assert (ranks.count(0), ranks.count(1)) == (3, 4)
     assert [row.get("plugins/failures/watcher") for row in first.run.rows] == [2.0, 1.0]
     output = first.run.output + first.run.errors
-    assert output.count("slime_after_train_step on learner rank 0 failed with RuntimeError: no plot") == 3
-    assert output.count("It has failed 3 times and is off for this hook for the rest of the run.") == 1
+    assert len(re.findall("slime_after_train_step .*learner rank 0 .*RuntimeError: no plot", output)) == 3
+    assert output.count("failed 3 times") == 1
 
 
 def test_a_checkpoint_holds_the_state_of_each_place_of_the_ranks_that_of_rank_0(first: Watched):
@@ -161,10 +162,8 @@ def test_a_resume_by_another_user_imports_nothing_and_says_what_to_name(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     ended = slime(run, "run", "--load", run, "--num-rollout", "3", "--watcher.folder", tmp_path)
     assert ended.code == 2
-    assert "lies in a run folder and names code that no run of yours has used:" in ended.errors
-    assert "Nothing of it was imported. Read it, and if it may run, name it on the command line as the file does: " in (
-        ended.errors
-    )
+    assert str(run) in ended.errors
+    assert "--plugin" in ended.errors
     assert not (tmp_path / "seen.jsonl").exists()
 
 
@@ -172,9 +171,9 @@ def test_a_participant_that_fails_on_one_rank_ends_the_run_and_says_who_and_wher
     errors = resumed.run.errors
     assert resumed.run.code == 2, errors
     assert "slime: plugin 'watcher' (" in errors
-    assert "slime_before_train_step on learner rank 1 failed with ValueError: rank 1 has had enough" in errors
+    assert re.search("slime_before_train_step .*learner rank 1 .*ValueError: rank 1 has had enough", errors)
     assert "Traceback" not in errors
     (end,) = resumed.saw("run_end")
-    assert "rank 1 has had enough" in end["error"]
+    assert "had enough" in end["error"]
     assert [line["version"] for line in resumed.saw("after_weight_sync")] == [2]
     assert not (resumed.run.folder / "checkpoints" / "step-000003").exists()

@@ -117,12 +117,12 @@ def test_a_run_survives_the_death_of_a_rank_of_ray_and_of_its_driver(tmp_path: P
         assert "ray::RuntimeEnvAgent" in names
         process.kill()
         assert left_of(*started) == []
-    assert re.findall(r"slime: restart (\d) of 3 in \d s: the run continues from (\S+)\. ", said(folder)) == [
+    assert re.findall(r"slime: restart (\d) of 3 .* (step-\d+)\. ", said(folder)) == [
         ("1", "step-000001"),
         ("2", "step-000001"),
     ]
     assert re.search("learner rank 0: .* died", said(folder))
-    assert "Ray died: its process raylet" in said(folder)
+    assert re.search("Ray died: .*raylet", said(folder))
     gates["start"].unlink()
     more = slime(folder, "run", "--load", folder, "--progress", "lines")
     assert more.code == 0, more.errors

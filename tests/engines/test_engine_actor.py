@@ -37,7 +37,7 @@ def test_the_death_of_a_server_ends_waits_and_the_death_of_its_actor_ends_the_se
     shared = {Path(path) for one in family for path in mapped(one) if path.startswith("/dev/shm/")}
     assert shared, "the server shares no memory any more; engine.SHARED_MEMORY can go"
     server.kill()
-    with pytest.raises(EngineError, match=r"engine 5 ended by signal 9(.|\n)*The last lines of"):
+    with pytest.raises(EngineError, match=rf"engine 5 .*signal 9(.|\n)*{tmp_path}"):
         wait([watching], what="its end", fail_after_s=120)
 
     wait([actor.start(EngineActor.stop)], what="the rest")
@@ -84,7 +84,7 @@ def test_the_parts_of_an_engine_over_two_nodes_serve_together_and_end_together(
     (part,) = [one for one in psutil.process_iter() if words(one)[1:2] == [keyed.__file__] and RANK_1 in words(one)]
     family = [front(url), *front(url).children(recursive=True), part, *part.children(recursive=True)]
     part.kill()
-    with pytest.raises(EngineError, match=r"engine 7 node 1 ended by signal 9(.|\n)*The last lines of .*log-node-1"):
+    with pytest.raises(EngineError, match=r"engine 7 node 1 .*signal 9(.|\n)*log-node-1"):
         wait([watching], what="its end", fail_after_s=120)
     wait([actor.start(EngineActor.stop)], what="the rest")
     assert left_of(*family) == []
@@ -111,7 +111,7 @@ def test_a_router_that_was_stopped_ends_its_watch_and_never_comes_back(ray_sessi
     router = front(url)
     wait([actor.start(RouterActor.watch), actor.start(RouterActor.stop)], what="its end", fail_after_s=120)
     assert not runs(router)
-    with pytest.raises(EngineError, match="router was stopped before it was started"):
+    with pytest.raises(EngineError, match="router was stopped"):
         wait([actor.start(RouterActor.start)], what="the router again")
     ray.kill(actor.handle)
 

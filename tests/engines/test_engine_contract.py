@@ -274,12 +274,12 @@ def test_an_update_session_opens_once_and_closes_once(control: EngineControl) ->
     with pytest.raises(WeightSyncError, match=r"status 400: .*already open"):
         control.begin_update()
     control.end_update()
-    with pytest.raises(WeightSyncError, match=r"status 400: .*no weight-update session is open"):
+    with pytest.raises(WeightSyncError, match=r"/end_weight_update .*status 400: .*session"):
         control.end_update()
 
 
 def test_weights_outside_a_session_are_refused(control: EngineControl) -> None:
-    with pytest.raises(WeightSyncError, match=r"status 400: .*must run between begin_weight_update"):
+    with pytest.raises(WeightSyncError, match=r"status 400: .*begin_weight_update"):
         control.update_from_distributed(BUCKET, group="g", send=Never)
 
 
@@ -291,14 +291,14 @@ def test_weights_for_an_unknown_group_are_refused(control: EngineControl) -> Non
 
 
 def test_shared_weights_outside_a_session_are_refused(control: EngineControl) -> None:
-    with pytest.raises(WeightSyncError, match=r"status 400: .*must run between begin_weight_update"):
+    with pytest.raises(WeightSyncError, match=r"status 400: .*begin_weight_update"):
         control.update_from_tensor([["AAAA"]])
 
 
 def test_a_folder_without_weights_is_refused_and_changes_nothing(control: EngineControl, tmp_path: Path) -> None:
     held = control.checksum()
     for folder in (tmp_path, tmp_path / "not there"):
-        with pytest.raises(WeightSyncError, match=r"status 400: .*Failed to get weights iterator"):
+        with pytest.raises(WeightSyncError, match=r"/update_weights_from_disk .*status 400: "):
             control.update_from_disk(folder, version="9")
     assert (control.version(), control.checksum()) == ("default", held)
 

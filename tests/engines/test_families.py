@@ -190,13 +190,13 @@ SCALED = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 def test_other_rotary_positions_are_refused(megatron, name):
     config = config_of(name)
     config.rope_parameters = SCALED
-    with pytest.raises(ConfigError, match="rotary positions of type 'dynamic'"):
+    with pytest.raises(ConfigError, match="'dynamic'"):
         spec_of(name).build(config.to_dict(), dtype=torch.float32, parallel=megatron)
 
 
 def test_a_sliding_window_of_qwen2_is_refused(megatron):
     config = config_of("qwen2, tied", use_sliding_window=True, sliding_window=8, max_window_layers=1)
-    with pytest.raises(ConfigError, match="asks for sliding-window attention; only full attention is built"):
+    with pytest.raises(ConfigError, match="sliding-window"):
         spec_of("qwen2, tied").build(config.to_dict(), dtype=torch.float32, parallel=megatron)
 
 

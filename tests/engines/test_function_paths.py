@@ -270,10 +270,7 @@ def test_a_model_that_a_function_builds_gets_the_weights_of_its_family(
 
 
 def test_a_model_without_a_place_for_a_weight_is_refused(children, folder, code, siblings):
-    with pytest.raises(
-        CheckpointError,
-        match=r"the model has a parameter .*pre_mlp_layernorm.weight, which stands for no weight of a qwen3 model",
-    ):
+    with pytest.raises(CheckpointError, match=r"pre_mlp_layernorm\.weight.* qwen3 "):
         train(children, with_paths(code, spec="without_mlp"), folder, siblings)
 
 

@@ -196,16 +196,11 @@ def test_a_model_that_takes_no_pixels_is_not_trained_without_them(
     children: Children, folder: Path, samples: list[Sample], tmp_path: Path
 ) -> None:
     blind = random_model(tmp_path, seed=0)
-    with pytest.raises(
-        RunError,
-        match=r"^the samples carry pixel_values in multimodal_train_inputs, and the model of model spec 'qwen3' of "
-        r"plugin 'models' .* takes tokens only; training would go on without what the engine was shown\. Use a model "
-        r"spec whose traits declare them \(ModelSpecTraits\.inputs\), or leave them out of the samples$",
-    ):
+    with pytest.raises(RunError, match=r" pixel_values .*multimodal_train_inputs.* 'qwen3' of plugin 'models' "):
         train(children, blind, cut(samples), plugins=(), architecture="Qwen3ForCausalLM")
 
 
 @pytest.mark.long
 def test_parts_of_a_row_are_refused(children: Children, folder: Path, samples: list[Sample]) -> None:
-    with pytest.raises(RunError, match=r"pixel_values .* context_parallel_size = 2 gives a rank parts of a row: .*"):
+    with pytest.raises(RunError, match=r"pixel_values .* context_parallel_size = 2"):
         train(children, folder, 2 * cut(samples), ranks=2, context=2)

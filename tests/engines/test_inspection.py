@@ -71,10 +71,9 @@ def test_a_node_without_a_plugin_is_refused_with_its_name(ray_session: Session, 
     with pytest.raises(ManifestMismatch) as failure:
         inspect_nodes(activate(["toy"]).manifest)
     lines = str(failure.value).splitlines()
-    assert lines[0] == "1 of 1 nodes cannot run the driver's plugins; nothing was started."
+    assert lines[0].startswith("1 of 1 nodes ")
     assert lines[2].split()[0] == socket.gethostname()
-    assert lines[2].split()[-1] == "missing"
-    assert lines[3] == "Install the same on every node, or share one environment between the nodes."
+    assert (lines[2].split()[-1], len(lines)) == ("missing", 4)
 
 
 def test_a_node_without_what_the_run_reads_is_named(ray_session: Session, tmp_path: Path) -> None:
@@ -87,21 +86,15 @@ def test_a_node_without_what_the_run_reads_is_named(ray_session: Session, tmp_pa
     require_inputs(set(), [absent])
     with pytest.raises(ConfigError) as failure:
         require_inputs(here, [full, empty, absent, full / "train.jsonl"])
-    label = f"{socket.gethostname()} (127.0.0.1)"
-    assert str(failure.value).splitlines() == [
-        "some of the 1 nodes of the run do not have, or have empty, what it reads; nothing was started:",
-        f"  node {label}: {empty}",
-        f"  node {label}: {absent}",
-        f"  node {label}: {full / 'train.jsonl'}",
-        "Copy them there under the same path, or put them on a file system that all nodes share.",
-    ]
+    _, *lines, _ = str(failure.value).splitlines()
+    node = f"  node {socket.gethostname()} (127.0.0.1): "
+    assert lines == [f"{node}{path}" for path in (empty, absent, full / "train.jsonl")]
 
 
 def test_an_actor_refuses_another_version_and_names_its_node(ray_session: Session, site: Site) -> None:
     manifest = activate(["toy"]).manifest
     message = refusal_of_an_actor(manifest, site("other", version="2.0"))
     content = manifest.entries[1].digest[:12]
-    assert message.startswith("the plugins of this process are not the driver's:\n")
     row = message.splitlines()[2].split()
     assert row == [socket.gethostname(), "toy", "acme-toy", "1.0", content, "acme-toy", "2.0", content, "version"]
 
@@ -109,7 +102,7 @@ def test_an_actor_refuses_another_version_and_names_its_node(ray_session: Sessio
 def test_an_actor_refuses_another_content_of_the_same_version(ray_session: Session, site: Site) -> None:
     manifest = activate(["toy"]).manifest
     message = refusal_of_an_actor(manifest, site("other", code="class Length: changed = True\n"))
-    assert message.splitlines()[2].endswith("content of acme_toy/code.py")
+    assert message.splitlines()[2].endswith(" acme_toy/code.py")
 
 
 def test_an_actor_with_the_same_files_elsewhere_attaches(ray_session: Session, site: Site, tmp_path: Path) -> None:
@@ -123,12 +116,8 @@ def test_a_node_that_does_not_answer_is_named_with_the_limit(
     ray_session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_differences", _hang)
-    with pytest.raises(WaitTimeout) as failure:
+    with pytest.raises(WaitTimeout, match=rf"^1 of 1 nodes .* 0 s: {socket.gethostname()} \(127\.0\.0\.1\)"):
         inspect_nodes(activate([]).manifest, limit_s=0)
-    assert str(failure.value) == (
-        f"1 of 1 nodes did not report their plugins within 0 s: {socket.gethostname()} (127.0.0.1).\n"
-        "`ray status` and the logs of Ray on those nodes say why no process of theirs runs; then start again."
-    )
 
 
 def _hang(manifest: Manifest) -> None:

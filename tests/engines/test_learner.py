@@ -585,7 +585,7 @@ def test_bfloat16_trains_close_to_float32(children, folder, samples, fp32_lm_hea
 def test_loss_weights_that_do_not_add_up_to_one_are_refused(children, folder, samples):
     (shard,) = cut(samples)
     doubled = replace(shard, loss_weights_B=2 * shard.loss_weights_B)
-    with pytest.raises(RunError, match=r"rollout 0: the loss weights of a step add up to 2\.0+ instead of 1"):
+    with pytest.raises(RunError, match=r"rollout 0: the loss weights .* 2\.0+ .* 1"):
         children.run(Job(settings(), folder, [[doubled]]))
 
 
@@ -628,7 +628,7 @@ def test_a_resumed_run_follows_its_own_settings_from_the_step_it_resumes_at(chil
 @pytest.mark.parametrize("obstacle", [".metadata", "common.pt", "__0_0.distcp"])
 def test_a_part_that_cannot_be_written_is_a_checkpoint_error(children, folder, tmp_path, obstacle):
     (tmp_path / "saved" / obstacle).mkdir(parents=True)  # stands where a file of the checkpoint has to go
-    with pytest.raises(CheckpointError, match=rf"saved/{obstacle} cannot be written: Is a directory"):
+    with pytest.raises(CheckpointError, match=rf"saved/{obstacle} .*Is a directory"):
         children.run(Job(settings(), folder, save=tmp_path / "saved"))
 
 

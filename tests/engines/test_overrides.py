@@ -104,7 +104,7 @@ class Bridged(MBridgeSpec):
 
 
 def test_what_the_bridge_of_a_family_sets_is_refused_too(megatron):
-    with pytest.raises(ConfigError, match=r"Bridged sets qk_clip = True instead of False"):
+    with pytest.raises(ConfigError, match=r"Bridged .*qk_clip = True .*False"):
         build(megatron, Bridged(None, RunView()))
 
 

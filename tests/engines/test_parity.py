@@ -213,9 +213,7 @@ async def test_a_learner_that_computes_something_else_trains_nothing(
     (shard,) = await sampled(client)
     (outcome,) = learn(Rollout([mistake(shard)]), lr=1e-3)
     assert (outcome.metrics, outcome.moved) == ([], False)
-    assert f"rollout 0: learner and engines give the same tokens other log-probabilities. Over {ALL_TOKENS} " in str(
-        outcome.error
-    )
+    assert re.search(f"^rollout 0: .* {ALL_TOKENS} ", str(outcome.error))
 
 
 async def test_a_rotary_embedding_with_another_base_is_noticed(

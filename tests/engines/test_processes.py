@@ -50,7 +50,7 @@ def test_reading_a_checkpoint_runs_no_code_of_it(megatron, tmp_path, part):
         (folder / part).write_bytes(pickle.dumps(Runs(made)))
     if part == "common.pt":
         torch.save({"step": Runs(made)}, folder / part)
-    with pytest.raises(CheckpointError, match=r"cannot be loaded: (.|\n)*No code of it was run"):
+    with pytest.raises(CheckpointError, match="No code of it"):
         sharded._read(state(), folder)
     assert not made.exists()
 

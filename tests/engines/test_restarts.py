@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -116,7 +117,7 @@ def test_a_server_that_dies_comes_back_at_its_address_while_the_run_waits(worker
     assert wait_idle(call, run) == ["done"]
     assert run.events == ["launch", "leave", "launch", "join"]
     assert run.process().is_running()
-    assert "engine 3 is started again (restart 1 of 1 within an hour): engine 3 ended by signal 9" in run.said[0]
+    assert re.search(r"engine 3 .*restart 1 of 1 .*engine 3 .*signal 9", run.said[0])
     assert run.restarts.take_counts() == {"rollout/restarts/engine_3": 1.0}
     assert run.restarts.take_counts() == {}
     ray.kill(run.server.actor.handle)
@@ -138,7 +139,7 @@ def test_a_server_and_its_client_that_have_both_failed_before_the_run_looks(work
     call = worker.start(Idle.fail)
     while not all(map(has_ended, [call, *run.restarts.monitors()])):
         time.sleep(0.05)
-    with pytest.raises(WeightSyncError, match="an engine does not answer"):
+    with pytest.raises(WeightSyncError, match="does not answer"):
         wait([call], what="work", recovery=run.restarts, fail_after_s=120)
     assert run.events == ["launch", "leave"]
     assert run.restarts.settle()
@@ -178,6 +179,6 @@ def test_a_server_that_fails_too_often_ends_the_run(worker: Any, tmp_path: Path)
     run.on_join = lambda: run.process().kill()
     run.process().kill()
     call = worker.start(Idle.wait_for_file, str(tmp_path / "never"))
-    with pytest.raises(EngineError, match=r"engine 3 has failed after 1 restarts within an hour(.|\n)*signal 9"):
+    with pytest.raises(EngineError, match=r"engine 3 .* 1 restarts (.|\n)*signal 9"):
         wait_idle(call, run)
     ray.kill(run.server.actor.handle)

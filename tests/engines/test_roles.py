@@ -412,7 +412,7 @@ def test_a_teacher_that_computes_differently_is_refused(children, tmp_path):
     def build(make: Make) -> None:
         make(use_opd=True, opd_teacher_load=tmp_path)
 
-    with pytest.raises(ConfigError, match=r"the teacher of .* is another one than .*rope_parameters = .*77\.0"):
+    with pytest.raises(ConfigError, match=rf"the teacher of {tmp_path} .*rope_parameters = .*77\.0"):
         children(build)
 
 
@@ -494,9 +494,7 @@ def test_a_name_that_is_not_there_is_refused(children):
     def build(make: Make) -> None:
         make(optimizer={"freeze_params_name_list": ("embeding",)})
 
-    with pytest.raises(
-        ConfigError, match=r"'embeding' finds none of the model's \d+ parameters; near it are embedding"
-    ):
+    with pytest.raises(ConfigError, match=r"freeze_params_name_list: 'embeding' .* embedding"):
         children(build)
 
 
@@ -539,7 +537,7 @@ def test_a_step_that_spoils_the_weights_ends_the_run(children):
     def train(make: Make) -> None:
         make(optimizer={"lr": 3.3e38, "weight_decay": 1.0, "adam_beta1": 0.0}).train(shard(5))
 
-    with pytest.raises(NonFiniteError, match=r"rollout 5: the optimizer left NaN or infinity in \d+ weights .*--load"):
+    with pytest.raises(NonFiniteError, match=r"rollout 5: .* \d+ weights .*--load"):
         children(train)
 
 
@@ -549,7 +547,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(children):
         learner.actor.chunks[0].decoder.final_layernorm.weight.register_hook(lambda gradient: gradient * math.nan)
         learner.train(shard(5))
 
-    with pytest.raises(NonFiniteError, match=r"rollout 5: not finite .*: grad_norm\. Nothing of this step"):
+    with pytest.raises(NonFiniteError, match=r"rollout 5: not finite .*: grad_norm\."):
         children(train)
 
 

@@ -153,7 +153,7 @@ def test_routes_of_another_model_are_refused(megatron, folder, changes, found):
     from slime_core.learner.trained_model import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
-    with pytest.raises(RunError, match=f"the engine returned routes of {found} a token, the largest of them number"):
+    with pytest.raises(RunError, match=f" {found} "):
         RoutingReplay([chunk], FROM_ENGINE).require_routes(shard(random_routes(**changes)))
 
 
@@ -161,7 +161,7 @@ def test_a_rollout_without_routes_is_refused(megatron, folder):
     from slime_core.learner.trained_model import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
-    with pytest.raises(RunError, match="use_rollout_routing_replay needs the routes of every sample"):
+    with pytest.raises(RunError, match="use_rollout_routing_replay"):
         RoutingReplay([chunk], FROM_ENGINE).require_routes(shard())
 
 
@@ -172,5 +172,5 @@ def test_a_model_with_a_router_of_its_own_is_refused(megatron, folder):
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     chunk.decoder.layers[1].mlp.router.__class__ = TopKRouter
-    with pytest.raises(ConfigError, match="but the layers of this model have another router; build"):
+    with pytest.raises(ConfigError, match=r"routing_replay .*another router"):
         RoutingReplay([chunk], REPLAY)

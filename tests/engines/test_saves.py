@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_the_former_checkpoint_and_no_draft(trained: Trained,
     finish, path = trained.begin(2), draft_of(trained.saving.folder, 2) / file
     path.parent.mkdir(parents=True)
     path.symlink_to("/dev/full")  # the kernel answers every write there with ENOSPC
-    with pytest.raises(CheckpointError, match=r"cannot be written: No space left on device \(\d+ MiB are free there\)"):
+    with pytest.raises(CheckpointError, match=r"No space left .*\(\d+ MiB "):
         finish()
     assert os.listdir(trained.saving.folder) == ["step-000001"]
     assert equal(trained.loaded(1), expected)

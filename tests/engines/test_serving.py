@@ -73,7 +73,7 @@ async def test_turns_of_a_conversation_stay_with_one_engine(engines: list[FakeEn
             assert sum(len(engine.keys) for engine in engines) == 2 * 26
             for engine in engines:
                 engine.fail_with = [429]
-            with pytest.raises(RequestFailed, match="refused the request with status 429"):
+            with pytest.raises(RequestFailed, match="status 429"):
                 await client.generate([3], sampling=SHORT)
     assert sum(len(engine.fail_with) for engine in engines) == 2, "the router sent a refused request again"
     assert sum(map(len, homes)) == 26, "a session has turns on two engines"
@@ -104,9 +104,9 @@ def test_a_run_finds_an_external_engine(engine: Any) -> None:
     assert found() == [Worker(engine.server.url)]
     with pytest.raises(ConfigError, match=r"tp_size = 1, but rollout_num_gpus_per_engine = 2"):
         found("--rollout-num-gpus-per-engine", "2")
-    with pytest.raises(ConfigError, match=r"dtype = float32, but the learner computes in bfloat16"):
+    with pytest.raises(ConfigError, match=r"dtype = float32, .*bfloat16"):
         found("--bf16")
-    with pytest.raises(ConfigError, match=r"start it with --enable-return-routed-experts"):
+    with pytest.raises(ConfigError, match="--enable-return-routed-experts"):
         found("--use-rollout-routing-replay")
 
 

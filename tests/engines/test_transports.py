@@ -168,7 +168,7 @@ def test_a_byte_that_changes_on_the_way_is_noticed(
         send(bucket, sent, last=last)
 
     monkeypatch.setattr(sender._transport, "send", corrupt)
-    with pytest.raises(WeightSyncError, match=f"does not hold what was sent: {KEYS.replace('k_proj', 'qkv_proj')}$"):
+    with pytest.raises(WeightSyncError, match=f": {KEYS.replace('k_proj', 'qkv_proj')}$"):
         sender.publish(weights.items(), version="7")
     monkeypatch.undo()
     sender.publish(weights.items(), version="default")
@@ -188,16 +188,16 @@ def test_weights_that_are_not_as_planned_are_refused_and_the_engine_is_what_it_w
     control = EngineControl([servers[1]], timeout_s=120)
     held, answers = control.checksum(), generated(servers[1])
     mistakes = {
-        rf"float32\[3\] was exported as {NORM}; planned was float32\[64\]": {**weights, NORM: torch.zeros(3)},
-        rf"bfloat16\[64\] was exported as {NORM}": {**weights, NORM: weights[NORM].bfloat16()},
-        "exported as stranger; planned was None": {"stranger": torch.zeros(3), **weights},
-        "1 buckets were planned, the weights filled 0": {name: weights[name] for name in weights if name != NORM},
+        rf"float32\[3\] .*{NORM};.* float32\[64\]": {**weights, NORM: torch.zeros(3)},
+        rf"bfloat16\[64\] .*{NORM}": {**weights, NORM: weights[NORM].bfloat16()},
+        " stranger; .*None": {"stranger": torch.zeros(3), **weights},
+        "1 buckets .* 0": {name: weights[name] for name in weights if name != NORM},
     }
     for number, (message, wrong) in enumerate(mistakes.items()):
         sender = publisher(servers[1], 1, transport, tmp_path / str(number), weights, bucket=10**9)
         with pytest.raises(WeightSyncError, match=message):
             sender.publish(wrong.items(), version="8")
-        with pytest.raises(WeightSyncError, match="This publisher is closed, or its last publication has failed"):
+        with pytest.raises(WeightSyncError, match="publisher is closed"):
             sender.publish(weights.items(), version="8")
         control.resume()
     assert (control.version(), control.checksum()) == ("default", held)
@@ -245,7 +245,7 @@ def test_an_export_that_leaves_a_weight_out_is_found(
     fewer = {name: weight for name, weight in weights.items() if name != left_out}
     save_file(fewer, tmp_path / "model" / "model.safetensors")
     sender = publisher(servers[width], width, "tensor", tmp_path, fewer, model=tmp_path / "model")
-    with pytest.raises(WeightSyncError, match=f"does not hold what it began with: {named}\\. They are not published"):
+    with pytest.raises(WeightSyncError, match=f": {named}\\. "):
         sender.check_equal(fewer.items(), version="default")
     sender.close()
     whole = publisher(servers[width], width, "tensor", tmp_path, weights)
