@@ -205,7 +205,7 @@ def test_a_silent_actor_does_not_silence_the_report(ray_session: Session) -> Non
             time.sleep(60)
 
     actor = start_actor(Launch("slow starter"), Slow)
-    with pytest.raises(WaitTimeout, match=r"slow starter: .*constructor"):
+    with pytest.raises(WaitTimeout, match=r"slow starter: (.|\n)*constructor"):
         wait([actor.start(Slow.ping)], what="a slow start", fail_after_s=0.2)
     ray.kill(actor.handle)
 

@@ -172,5 +172,5 @@ def test_a_model_with_a_router_of_its_own_is_refused(megatron, folder):
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     chunk.decoder.layers[1].mlp.router.__class__ = TopKRouter
-    with pytest.raises(ConfigError, match=r"routing_replay .*another router"):
+    with pytest.raises(ConfigError, match=r"another router.* use_rollout_routing_replay"):
         RoutingReplay([chunk], REPLAY)
