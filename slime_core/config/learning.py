@@ -326,9 +326,9 @@ class LearnerConfig(Section):
             when="transformer_engine",
             because="these expressions find names of local layers",
         ),
-    ] = "auto"
-    """Matrices and norms of the learner's layers. auto: on GPUs TransformerEngine's if it is installed and neither the
-    model nor frozen parameters need local layers; else Megatron's local ones."""
+    ] = "local"
+    """Matrices and norms of the learner's layers: Megatron's local ones, or TransformerEngine's. auto:
+    TransformerEngine's on GPUs if it is installed and neither the model nor frozen parameters need local layers."""
     compile_pointwise: bool = False
     """Fuse rotary embeddings and SwiGLU with torch.compile, which needs a C++ compiler. Results differ in their last
     bits."""

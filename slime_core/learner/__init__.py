@@ -22,6 +22,7 @@ Around it:
                       separate critic, on ranks without the actor
     critic_reshard    divides the shards of the actor's ranks for the critic's; gathers per-token numbers
     optimizer         Megatron's DDP, optimizer and learning-rate schedule
+    data_parallel     the exchange of gradients and weights during passes, in one order on every rank
     checks            errors that end a run before it publishes a wrong step; checks of the model
     rank_load         seconds and memory of a rank, its share of a GPU's peak; finds slow ranks
     process           joins the process group; offloads device memory to the host and loads it again

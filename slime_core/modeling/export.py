@@ -10,13 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from slime_core.cpu import accelerator
 from slime_core.modeling.memory import GATHERED_BYTES
+
+if TYPE_CHECKING:
+    from mbridge.core.bridge import Bridge
+
+__all__ = ["WeightGatherer"]
 
 EXPERT = re.compile(r"(.*\.mlp\.experts\.linear_fc\d\.weight)(\d+)")
 """mbridge's name of an expert's matrix: that of the stack, and the expert's number."""
@@ -70,7 +75,7 @@ class WeightGatherer:
         bridge: of mbridge, which names, merges and converts the weights.
     """
 
-    def __init__(self, bridge: Any) -> None:
+    def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
         self._ranks = bridge.mpu
         self._here: list[Share] = []

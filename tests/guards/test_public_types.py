@@ -26,7 +26,7 @@ PROMPTS = ("chat", "messages", "numbered", "requests", "row_checks", "rows", "sc
 """Modules of the prompts room."""
 
 OPS = ("groups", "log_probs", "losses", "packing", "prefixes", "whitening")
-MODELING = ("kernels", "layers", "layout", "memory", "mlp", "rows", "spec")
+MODELING = ("experts", "export", "kernels", "layers", "layout", "memory", "mlp", "rows", "spec")
 HARNESS = ("engines", "learner", "megatron", "plugins")
 
 ROOMS = (

@@ -38,7 +38,7 @@ COMPONENTS = {
     Kind.DATA_SOURCE: lambda config: [config.data.data_source],
 }
 """Kind -> the names of its components that a run asks for; None: none is named."""
-PATHS = {setting.name for setting in core_settings().values() if "Path" in str(setting.info.annotation)}
+PATHS = {"engine_models"} | {one.name for one in core_settings().values() if "Path" in str(one.info.annotation)}
 """Settings that may be refused, because the files that the pages name do not exist."""
 
 
