@@ -241,8 +241,8 @@ async def test_advantages_of_another_shape_are_refused_with_the_name_of_the_esti
 @pytest.mark.parametrize(
     ("estimate", "message"),
     [
-        (lambda batch: 1 / 0, "estimating advantages failed with ZeroDivisionError: division by zero"),
-        (lambda batch: ["high"], "reading what it returned as one number per sample failed with ValueError"),
+        (lambda batch: 1 / 0, ".*ZeroDivisionError"),
+        (lambda batch: ["high"], ".*ValueError"),
     ],
 )
 async def test_an_estimator_that_fails_is_named_with_its_plugin(build, estimate, message):

@@ -40,34 +40,25 @@ def test_a_layout_becomes_equal_bundles(
 
 
 @pytest.mark.parametrize(
-    ("layout", "capacity", "message"),
+    ("layout", "capacity", "numbers"),
     [
-        (
-            Layout(8, (4, 4, 4, 4), "gpu"),
-            GPUS_16,
-            r"8 \(learner ranks\) \+ 4 x 4 .* = 24 GPUs, but the cluster has 16, 8 too few",
-        ),
+        (Layout(8, (4, 4, 4, 4), "gpu"), GPUS_16, r"8 \(learner ranks\) \+ 4 x 4 .* = 24 GPUs.* 16, 8 too"),
         (
             Layout(8, (2, 2, 2, 2), "gpu", critic_ranks=4),
             GPUS_16,
-            r"\+ 4 \(critic ranks\) = 20 GPUs, but the cluster has 16, 4 too few. Lower --actor-num-nodes, "
-            "--actor-num-gpus-per-node, --rollout-num-gpus or --critic-num-gpus, or add nodes",
+            r"\+ 4 \(critic ranks\) = 20 GPUs.* 16, 4 too.*--rollout-num-gpus.*--critic-num-gpus",
         ),
-        (
-            Layout(9, (1,) * 8, "gpu"),
-            GPUS_16,
-            "Lower --actor-num-nodes, --actor-num-gpus-per-node or --rollout-num-gpus, ",
-        ),
-        (Layout(8, (1,) * 8, "gpu"), Capacity(8, 16, 8), r"16 CPU cores.*the cluster has 8"),
-        (Layout(8, (8, 8), "gpu", colocated=True), GPUS_8, r"the larger of 8 \(learner ranks\) and 2 x 8 .* = 16 GPUs"),
-        (Layout(1, (1,)), Capacity(0), r"= 2 processes, but the cluster has 0 CPU cores"),
-        (Layout(0, ()), Capacity(2), "The layout has no process"),
+        (Layout(9, (1,) * 8, "gpu"), GPUS_16, "--actor-num-nodes, --actor-num-gpus-per-node or --rollout-num-gpus, "),
+        (Layout(8, (1,) * 8, "gpu"), Capacity(8, 16, 8), "16 CPU cores.* 8"),
+        (Layout(8, (8, 8), "gpu", colocated=True), GPUS_8, r" 8 \(learner ranks\) and 2 x 8 .* = 16 GPUs"),
+        (Layout(1, (1,)), Capacity(0), "= 2 processes, .* 0 CPU cores"),
+        (Layout(0, ()), Capacity(2), "no process"),
     ],
 )
 def test_a_layout_beyond_the_cluster_is_refused_with_the_arithmetic(
-    layout: Layout, capacity: Capacity, message: str
+    layout: Layout, capacity: Capacity, numbers: str
 ) -> None:
-    with pytest.raises(PlacementError, match=message):
+    with pytest.raises(PlacementError, match=numbers):
         plan(layout, capacity=capacity)
 
 

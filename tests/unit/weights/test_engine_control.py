@@ -196,20 +196,9 @@ async def test_memory_is_released_by_engines_that_do_not_generate(
             await asking
 
 
-@pytest.mark.parametrize(
-    ("status", "next_step"),
-    [
-        (
-            401,
-            "The key of the run is not the server's. Set the environment variable SLIME_ENGINE_KEY to the one key with "
-            "which all external engines, and an external router, were started (--api-key).",
-        ),
-    ],
-)
-def test_a_proxy_before_an_engine_is_reported(status: int, next_step: str) -> None:
+def test_a_server_with_another_key_is_reported() -> None:
     with HttpService(lambda body: body) as service:
-        service.fail_with = [status]
-        with pytest.raises(WeightSyncError) as caught:
+        service.fail_with = [401]
+        names = f"{service.url}/pause_generation .*status 401: .*refused by the test.*SLIME_ENGINE_KEY"
+        with pytest.raises(WeightSyncError, match=names):
             call(service.url, "/pause_generation", {}, timeout_s=60)
-    refusal = f'refused with status {status}: {{"error": "refused by the test"}} {next_step}'
-    assert str(caught.value) == f"{service.url}/pause_generation {refusal}"

@@ -223,19 +223,19 @@ def test_a_metric_needs_one_number_a_token():
 
 
 @pytest.mark.parametrize(
-    ("returned", "message"),
+    ("returned", "names"),
     [
-        (None, "returned a NoneType; accepted: a TokenAdvantages"),
-        (TokenAdvantages([0.0] * 9), "returned advantages_U as a list for 9 response tokens"),
-        (TokenAdvantages(torch.zeros(9), metrics_U=None), "returned metrics_U as a NoneType; accepted: a dict"),
+        (None, "NoneType; .*TokenAdvantages"),
+        (TokenAdvantages([0.0] * 9), "advantages_U .*list .* 9 "),
+        (TokenAdvantages(torch.zeros(9), metrics_U=None), "metrics_U .*NoneType; .*dict"),
     ],
 )
-def test_an_estimator_that_returns_something_else_is_named(returned, message):
+def test_an_estimator_that_returns_something_else_is_named(returned, names):
     class Returns:
         def estimate(self, batch: ResponseTokens, reduce: object) -> TokenAdvantages:
             return returned
 
-    with pytest.raises(RunError, match=f"'mine' of X {message}"):
+    with pytest.raises(RunError, match=f"'mine' of X .*{names}"):
         fill_with(Returns())
 
 
@@ -427,15 +427,8 @@ def test_without_a_critic_there_are_neither_values_nor_returns():
     assert every[0].returns_U is None
 
 
-@pytest.mark.parametrize(
-    ("more", "mistake"),
-    [
-        (None, "reads values, so a critic is trained, and returned no returns_U for it to learn; accepted: one "),
-        (math.nan, "returned NaN or infinity for 6 of 6 trained tokens; accepted: finite numbers"),
-    ],
-)
+@pytest.mark.parametrize(("more", "mistake"), [(None, "no returns_U "), (math.nan, " NaN .* 6 of 6 trained")])
 def test_returns_that_a_critic_cannot_learn_are_refused(more, mistake):
     batch, every = judged("one row")
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=f"advantage estimator 'mine' of X .*{mistake}"):
         estimation(Judge(more), "values").fill(batch, every)
-    assert f"advantage estimator 'mine' of X {mistake}" in str(caught.value)

@@ -353,48 +353,37 @@ def test_without_old_log_probs_the_weight_is_one_and_still_has_a_gradient():
 
 
 @pytest.mark.parametrize(
-    ("loss", "message"),
+    ("loss", "names"),
     [
-        (lambda terms: 1 / 0, "computing the loss of a micro-batch failed with ZeroDivisionError: division by zero"),
-        (lambda terms: terms.log_probs_T, "returned a Tensor; accepted: a LossOutput"),
-        (lambda terms: LossOutput(terms.log_probs_T.sum()), r"returned loss_T of shape () for 3 response tokens"),
-        (lambda terms: LossOutput([1.0, 2.0, 3.0]), "returned loss_T as a list for 3 response tokens"),
-        (lambda terms: LossOutput(terms.log_probs_T, [1.0]), "returned metrics_T as a list; accepted: a dict of one"),
+        (lambda terms: 1 / 0, "ZeroDivisionError"),
+        (lambda terms: terms.log_probs_T, "Tensor; .*LossOutput"),
+        (lambda terms: LossOutput(terms.log_probs_T.sum()), r"loss_T .*\(\) .* 3 "),
+        (lambda terms: LossOutput([1.0, 2.0, 3.0]), "loss_T .*list .* 3 "),
+        (lambda terms: LossOutput(terms.log_probs_T, [1.0]), "metrics_T .*list; .*dict"),
         (
             lambda terms: LossOutput(terms.log_probs_T, {"ratio": terms.log_probs_T.mean()}),
-            "returned metrics_T['ratio'] of shape () for 3 response tokens; accepted: one number a token. Report",
+            r"metrics_T\['ratio'\] .*\(\) .* 3 ",
         ),
-        (
-            lambda terms: LossOutput(terms.log_probs_T.detach()),
-            "returned loss_T without a gradient, so it would train nothing; accepted: a loss that depends on log_pro",
-        ),
+        (lambda terms: LossOutput(terms.log_probs_T.detach()), "loss_T .*gradient"),
     ],
 )
-def test_a_policy_loss_that_breaks_its_contract_is_named(loss, message):
-    settings = AlgorithmConfig(use_kl_loss=True, kl_loss_coef=0.1)
-    broken = Objective(loss, settings, label="policy loss 'mine' of plugin 'mine' (mine 1.0)")
-    with pytest.raises(RunError) as caught:
-        evaluate(broken, micro(ref_log_probs_U=[-2.0, -2.0, -2.0]))
-    text = str(caught.value)
-    assert text.startswith("policy loss 'mine' of plugin 'mine' (mine 1.0)")
-    assert message in text
+def test_a_policy_loss_that_breaks_its_contract_is_named(loss, names):
+    settings, label = AlgorithmConfig(use_kl_loss=True, kl_loss_coef=0.1), "policy loss 'mine' of plugin 'mine'"
+    with pytest.raises(RunError, match=f"^{label}.*{names}"):
+        evaluate(Objective(loss, settings, label=label), micro(ref_log_probs_U=[-2.0, -2.0, -2.0]))
 
 
 @pytest.mark.parametrize(
-    ("output", "message"),
+    ("output", "names"),
     [
-        (None, "correction 0 returned a NoneType; accepted: a CorrectionOutput. Report this to the plugin's author."),
-        (CorrectionOutput(1.0, torch.ones(3), {}), "correction 0 returned weights_T as a float for 3 response tokens"),
-        (
-            CorrectionOutput(torch.ones(3), torch.ones(3), None),
-            "correction 0 returned metrics_T as a NoneType; accepte",
-        ),
+        (None, "NoneType; .*CorrectionOutput"),
+        (CorrectionOutput(1.0, torch.ones(3), {}), "weights_T .*float .* 3 "),
+        (CorrectionOutput(torch.ones(3), torch.ones(3), None), "metrics_T .*NoneType"),
     ],
 )
-def test_a_correction_that_returns_something_else_is_named(output, message):
-    with pytest.raises(RunError) as caught:
+def test_a_correction_that_returns_something_else_is_named(output, names):
+    with pytest.raises(RunError, match=f"^correction 0 .*{names}"):
         evaluate(corrected(lambda terms: output), micro())
-    assert str(caught.value).startswith(message)
 
 
 def test_tokens_that_no_engine_sampled_have_no_difference_to_the_engines():

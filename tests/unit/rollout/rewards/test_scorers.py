@@ -24,10 +24,10 @@ class Given:
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
-        (ValueError("no such answer"), PluginError, r"^reward model 'mine': scoring failed with ValueError: no such "),
-        (None, PluginError, r"^reward model 'mine': scoring failed with TypeError: 'NoneType' object is not iterable"),
+        (ValueError("no answer"), PluginError, "^reward model 'mine': .*ValueError: no answer"),
+        (None, PluginError, "^reward model 'mine': .*TypeError: 'NoneType' "),
         (DataError("no label"), DataError, "^no label$"),
-        ([1.0], RunError, "^reward model 'mine' returned 1 rewards for 2 samples$"),
+        ([1.0], RunError, "^reward model 'mine' .*1 rewards .* 2 samples$"),
     ],
 )
 async def test_a_reward_model_that_raises_or_returns_nonsense_ends_the_run_and_is_named(answer, kind, message):
