@@ -128,7 +128,7 @@ def test_no_log_and_no_command_line_shows_the_key(engine: Any) -> None:
 def test_an_engine_hangs_where_its_scheduler_stands_still_and_not_where_it_is_paused(
     engine: Any, control: EngineControl
 ) -> None:
-    (scheduler,) = children("sglang::scheduler", psutil.Process().children(recursive=True))
+    (scheduler,) = children("sglang::scheduler", map(psutil.Process, engine.server.running()))
     assert not is_hung(engine.server.url, limit_s=60)
     control.pause("in_place")
     assert not is_hung(engine.server.url, limit_s=60)
