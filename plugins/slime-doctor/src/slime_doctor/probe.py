@@ -13,7 +13,7 @@ import sys
 from datetime import timedelta
 
 RANKS = 2
-LIMIT_S = 60
+LIMIT_S = 300
 
 
 def torch_facts() -> dict[str, object]:

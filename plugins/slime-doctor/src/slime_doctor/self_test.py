@@ -18,7 +18,9 @@ from slime_doctor.finding import Finding
 from slime_doctor.probe import RANKS
 from slime_doctor.software import last_line
 
-LIMIT_S = 120
+LIMIT_S = 900
+"""Limit in seconds for the run; an engine may take ten minutes to compile its kernels on a GPU."""
+
 END_S = 20
 """Limit in seconds for an interrupted run to end its processes."""
 

@@ -34,7 +34,7 @@ TESTED = {
 }
 """The versions of ``requirements/cpu.txt`` whose behaviour slime relies on beyond their documented interfaces."""
 
-LIMIT_S = 120
+LIMIT_S = 300
 """Time limit of a program that a check starts, in seconds; importing torch takes seconds, on a cold disk a minute."""
 
 FULL = 0.1
