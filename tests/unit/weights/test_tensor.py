@@ -296,7 +296,7 @@ def test_every_rank_raises_what_stopped_one_of_them(failing, words, tmp_path):
 
 
 GATED = """
-import sys, threading
+import os, sys, threading
 import torch
 import torch.distributed as dist
 from slime_core.weights.engine_control import Bucket, EngineControl
@@ -305,10 +305,13 @@ from slime_core.weights.transports import TensorTransport
 
 gate = threading.Event()
 
+def say(text):
+    os.write(1, f"{text}\\n".encode())  # whole lines, from two threads
+
 class Slow(EngineControl):
     def update_from_tensor(self, payloads, *, version=None):
         assert gate.wait(100), "the next bucket is not gathered before this one is loaded"
-        print("loaded", version, flush=True)
+        say(f"loaded {version}")
 
 rank, store, url = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -318,11 +321,11 @@ transport.start("7")
 for number in (1, 2):
     gathered = torch.full((2,), 1.0)
     dist.all_reduce(gathered)
-    print("gathered", number, flush=True)
+    say(f"gathered {number}")
     if number == 2:
         gate.set()
     transport.send(bucket, [gathered], last=number == 2)
-    print("sent", number, flush=True)
+    say(f"sent {number}")
 transport.drain()
 dist.destroy_process_group()
 """
