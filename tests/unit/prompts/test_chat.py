@@ -59,6 +59,9 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 
 
 @pytest.mark.parametrize("in_thread", [False, True], ids=["main thread", "another thread"])
+@pytest.mark.parametrize(
+    ("template", "limit"), [(ENDLESS, r"TimeoutError: .*0\.2 s"), ("{{ 'x' * 10**10 }}", "MemoryError")]
+)
 def test_a_template_has_a_limit_of_time_and_memory_wherever_it_runs(
     template: str, limit: str, in_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
