@@ -264,7 +264,7 @@ class SamplerComponents:
             routes=routes_shape(settings.folder) if config.learner.use_rollout_routing_replay else None,
             engines=settings.engine_urls,
             num_engines=settings.num_engines,
-            restart_s=(config.engine.engine_start_timeout_s or start_limit_s(settings.folder))
+            restart_s=start_limit_s(config.engine.engine_start_timeout_s, settings.folder)
             if config.restarts_engines
             else 0.0,
             first_answer_s=settings.first_answer_s,

@@ -137,8 +137,8 @@ class GenerateClient:
         extra = {**({ROUTES: True} if self._routes else {}), **(extra or {})}
         truncation = Truncation.of(sampling.fields(n=n), most=sampling.max_kept, vocab_size=self._vocab_size)
         # SGLang refuses to return a mask that a custom processor may have changed.
-        has_mask = truncation is not None and truncation.top_k <= self._masks_up_to
-        has_mask = has_mask and "custom_logit_processor" not in extra
+        may_mask = "custom_logit_processor" not in extra
+        has_mask = truncation is not None and truncation.top_k <= self._masks_up_to and may_mask
         # With n > 1 it first caches the prompt, samples nothing, and fails for want of a mask (sglang 0.5.23,
         # srt/managers/tokenizer_manager.py:2146). Each copy is prefilled, which costs little if the prompt is no longer
         # than its responses.

@@ -61,9 +61,11 @@ READ_BYTES_S = 0.5e9
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 
-def start_limit_s(model: Path) -> float:
+def start_limit_s(requested: float | None, model: Path) -> float:
     """Return the seconds that a server of the checkpoint in ``model`` may take to start, and to answer its first
-    request."""
+    request: ``requested``, or if it is None what its weights need."""
+    if requested is not None:
+        return requested
     sizes = (sum(file.stat().st_size for file in model.glob(pattern)) for pattern in WEIGHT_FILES)
     return START_S + max(sizes) / READ_BYTES_S
 
@@ -200,7 +202,7 @@ class SGLangServer(Server):
             host=settings.host,
             env=settings.environment(),
             log_file=settings.log_file,
-            start_timeout_s=settings.start_timeout_s or start_limit_s(settings.model),
+            start_timeout_s=start_limit_s(settings.start_timeout_s, settings.model),
         )
 
     def command(self, port: int, second: int) -> list[str]:

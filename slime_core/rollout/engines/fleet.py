@@ -116,7 +116,7 @@ def _engines(
     **fields: Any,
 ) -> list[EngineSettings]:
     each = [group for group in groups for _ in range(group.num_engines)]
-    start_s = config.engine.engine_start_timeout_s or start_limit_s(fields.get("model", site.model))
+    start_s = start_limit_s(config.engine.engine_start_timeout_s, fields.get("model", site.model))
     return [
         EngineSettings(
             **{"model": site.model, "dtype": "bfloat16" if config.model.bf16 else "float32", **fields},
@@ -556,8 +556,9 @@ class EngineFleet:
 
     def first_answer_s(self) -> float:
         """Seconds for the first response of an engine on GPUs, which compiles kernels; 0: the engines are on CPUs."""
-        limit_s = self._config.engine.engine_start_timeout_s or start_limit_s(self._site.model)
-        return limit_s if self._site.on_gpus else 0.0
+        if not self._site.on_gpus:
+            return 0.0
+        return start_limit_s(self._config.engine.engine_start_timeout_s, self._site.model)
 
     def _auxiliary(
         self,

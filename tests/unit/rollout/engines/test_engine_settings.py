@@ -42,11 +42,12 @@ def test_only_a_server_on_a_cpu_skips_the_warm_up_which_compiles_kernels() -> No
 
 
 def test_a_start_takes_as_long_as_the_weights_are_large(tmp_path: Path) -> None:
-    assert start_limit_s(tmp_path) == 600
+    assert start_limit_s(None, tmp_path) == 600
     for number in range(2):
         with (tmp_path / f"model-{number}.safetensors").open("wb") as weights:
             weights.truncate(5 * 10**9)
-    assert start_limit_s(tmp_path) == 620
+    assert start_limit_s(None, tmp_path) == 620
+    assert start_limit_s(30.0, tmp_path) == 30
 
 
 def test_a_server_that_releases_memory_keeps_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

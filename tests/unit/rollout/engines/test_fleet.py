@@ -178,7 +178,7 @@ def test_an_engine_hangs_after_the_time_that_sglang_gives_a_forward_pass(started
 def test_the_first_response_of_a_gpu_engine_may_take_as_long_as_its_start(
     started, tmp_path, monkeypatch, line: list[str], limit_s: float
 ) -> None:
-    monkeypatch.setattr(fleet, "start_limit_s", lambda _: 600.0)
+    monkeypatch.setattr(fleet, "start_limit_s", lambda requested, _: requested or 600.0)
     found = servers(settings(*line), tmp_path, on_gpus=True)
     engine = started["engine 0"].settings
     assert (engine.start_timeout_s, engine.health.first_answer_s, found.first_answer_s()) == (limit_s,) * 3
