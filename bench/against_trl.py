@@ -23,17 +23,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.step import LEFT_OUT, steps, when
-from slime_core import RunView
 from slime_core.config.schema import ARITHMETIC
 from slime_core.runtime.machine import cpu_threads
 from slime_core.types import GroupedRewards
-from slime_grpo.advantage import GroupRelative
+from slime_grpo.advantage import grpo
 from slime_grpo.options import GrpoOptions
 
 TOLERANCE = 1e-5
@@ -122,10 +121,10 @@ def equality(folder: Path, python: str) -> None:
 
 def advantages(samples: Sequence[dict[str, Any]], divides: bool) -> NDArray[np.float32]:
     """Return the advantages of slime-grpo's estimator, [B]."""
-    estimator = GroupRelative(GrpoOptions(std_normalization=divides), cast(RunView, None))
     rewards, groups = (np.array([sample[name] for sample in samples]) for name in ("reward", "group_index"))
     ones = np.ones(len(samples), dtype=np.int64)
-    return estimator.estimate(GroupedRewards(rewards.astype(np.float32), groups, ones, ones))
+    batch = GroupedRewards(rewards.astype(np.float32), groups, ones, ones)
+    return grpo(batch, GrpoOptions(std_normalization=divides))
 
 
 def compare(name: str, row: Row, folder: Path, python: str) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slime_core import RunView
 from slime_core.types import Sample
 from slime_rewards.expressions import read
 from slime_rewards.mathematics import BoxedMathematics, Dapo, DeepScaleR, Mathematics
@@ -47,7 +46,7 @@ async def unmatched(labels: list[str], rm_type: str) -> list[str]:
     """Return the labels that get less than full marks from ``rm_type`` as their own answer."""
     rule = RULES[rm_type]
     samples = [Sample(label=label, response=rule.perfect_response(label)) for label in labels]
-    rewards = await rule(None, RunView()).score(samples)
+    rewards = await rule().score(samples)
     numbers = [reward["score"] if isinstance(reward, dict) else reward for reward in rewards]
     return [label for label, number in zip(labels, numbers, strict=True) if number < 1]
 

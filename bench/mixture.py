@@ -59,7 +59,7 @@ def build(sizes: argparse.Namespace) -> Any:
         **{"num_experts": sizes.experts, "num_experts_per_tok": CHOSEN, "max_position_embeddings": 64},
     }
     dtype = torch.bfloat16 if sizes.bf16 else torch.float32
-    chunks = MBridgeSpec(None, RunView()).build(config, dtype=dtype, parallel=parallel)
+    chunks = MBridgeSpec(RunView()).build(config, dtype=dtype, parallel=parallel)
     wrap(chunks, bf16=sizes.bf16)
     return next(module for module in chunks[0].modules() if isinstance(module, MoELayer))
 

@@ -25,10 +25,10 @@ from slime_core.checkpoint.folder import RunState
 from slime_core.config.learning import AlgorithmConfig
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import RunConfig
+from slime_core.contracts import Place
 from slime_core.loop import train
 from slime_core.plugins.activation import activate
-from slime_core.plugins.contracts import Place
-from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.lifecycle import Hooks
 from slime_core.rollout.sampler import SampledRollout, Sampler, SamplerState
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.device_pool import DevicePool
@@ -163,7 +163,7 @@ def step_time(generating: float, training: float, *, ahead: int) -> float:
                 state=RunState(),
                 track=track,
                 devices=DevicePool(),
-                hooks=LifecycleHooks(registry, place=Place.DRIVER, options={}),
+                hooks=Hooks(registry, place=Place.DRIVER),
                 stop=Termination(),
             )
         sampler.close()

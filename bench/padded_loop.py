@@ -37,12 +37,11 @@ import torch
 from torch.nn import functional
 
 from bench.growth_balance import Groups, rollouts
-from slime_core.config.load import load, peek
+from slime_core.cli.activation import resolve
+from slime_core.components.construction import prepare_options
+from slime_core.components.selection import policy_loss
 from slime_core.learner import LearnerSettings
 from slime_core.learner.rank import Learner
-from slime_core.plugins.activation import activate
-from slime_core.plugins.construction import prepare_options
-from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.runtime.machine import cpu_threads
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
@@ -128,13 +127,11 @@ def samples_of(name: str) -> list[Sample]:
 
 def build_learner() -> tuple[Learner, BatchPlan]:
     """Build a learner of one rank as a run does; return it with the packing of its samples."""
-    architecture, seen = "LlamaForCausalLM", peek(FLAGS)
-    active = activate(seen.plugins, architecture=architecture, choices=seen.choices, flags=seen.flags, code=seen.code)
-    resolved = load(FLAGS, **active.for_settings, check_rules=False)
+    resolved, active = resolve(FLAGS)
     settings = LearnerSettings(
         resolved.config,
         MODEL.resolve(),
-        architecture,
+        "LlamaForCausalLM",
         policy_loss(resolved.config, active.registry),
         options=prepare_options(resolved.config, active.registry, resolved.plugin_options, active.functions),
         num_steps=1000,

@@ -20,8 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slime_core import PromptRequest, RunView
+from slime_core import RunView
 from slime_core.prompts.screen import screen
+from slime_core.provisional import PromptRequest
 from slime_datasets.options import DatasetsOptions
 from slime_datasets.streams import PromptStreams
 

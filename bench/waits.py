@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from slime_core import Component, PluginOptions, RewardTraits, RunView, hookimpl
-from slime_core.types import Sample
+from slime_core import PluginOptions, Registration, Sample, hookimpl
 
 
 class WaitOptions(PluginOptions):
@@ -20,16 +19,10 @@ class WaitOptions(PluginOptions):
 
 
 @hookimpl
-def slime_options() -> type[WaitOptions]:
-    """Return the class of the options."""
-    return WaitOptions
-
-
-@hookimpl
-def slime_register_reward_models() -> Iterator[Component]:
-    """Register one component, for ``--rm-type late``."""
-    traits = RewardTraits(isolated=False)  # in the sampler, whose event loop many rewards can wait in
-    yield Component("late", target=f"{__name__}:Late", traits=traits, summary="1 where the response is the label, late")
+def slime_register(add: Registration) -> None:
+    """Add the options and the reward of ``--rm-type late``."""
+    add.options(WaitOptions)
+    add.reward_model("late", late, isolated=False)  # in the sampler, whose event loop many rewards can wait in
 
 
 @hookimpl
@@ -38,14 +31,7 @@ def slime_before_train_step(options: WaitOptions) -> None:
     time.sleep(options.train_s)
 
 
-class Late:
-    """Reward 1.0 if the response is the label, after a wait."""
-
-    def __init__(self, options: WaitOptions, run: RunView) -> None:
-        del run
-        self._seconds = options.reward_s
-
-    async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """Return one reward per sample, in order."""
-        await asyncio.sleep(self._seconds)
-        return [float(sample.response.strip() == sample.label) for sample in samples]
+async def late(samples: Sequence[Sample], options: WaitOptions) -> list[float]:
+    """Return 1.0 for each response that is its label, else 0.0, after a wait."""
+    await asyncio.sleep(options.reward_s)
+    return [float(sample.response.strip() == sample.label) for sample in samples]

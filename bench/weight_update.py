@@ -92,7 +92,7 @@ def learner(model: Path) -> Export:
     from slime_models.qwen3 import Qwen3
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    spec = {"llama": Llama, "qwen3": Qwen3}[config["model_type"]](None, RunView())
+    spec = {"llama": Llama, "qwen3": Qwen3}[config["model_type"]](RunView())
     chunks = spec.build(config, dtype=torch.float32, parallel=layout)
     spec.load_weights(chunks, model)
     return lambda: spec.export_weights(chunks)

@@ -22,9 +22,8 @@ from typing import Any
 import aiohttp
 from aiohttp.base_protocol import BaseProtocol
 
-from slime_core import Component, RunView, hookimpl
+from slime_core import Registration, Sample, hookimpl
 from slime_core.services import Service
-from slime_core.types import Sample
 
 LONGEST_S = 25.0
 LOOK_S = 0.02
@@ -85,17 +84,16 @@ def looks(stage: str) -> Iterator[None]:
 
 
 class Held:
-    """1.0 where the response equals the label, else 0.0; waits until ``hold-STAGE`` is removed."""
+    """1.0 if the response equals the label, else 0.0; waits until ``hold-STAGE`` is removed."""
 
     stage = "generating"
 
-    def __init__(self, options: None, run: RunView) -> None:
-        del options
+    def __init__(self) -> None:
         url = os.environ.get(RETRIEVER)
         self._retriever = None if url is None else Service(url, timeout_s=25.0, max_in_flight=8)
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order."""
+        """Return one reward a sample, in order."""
         for _ in looks(self.stage):
             await asyncio.sleep(LOOK_S)
         if self._retriever is not None:
@@ -111,12 +109,12 @@ class HeldEvaluating(Held):
 
 
 @hookimpl
-def slime_before_train_step() -> None:
-    for _ in looks("training"):
-        time.sleep(LOOK_S)
+def slime_register(add: Registration) -> None:
+    add.reward_model("held", Held)
+    add.reward_model("held_evaluating", HeldEvaluating)
 
 
 @hookimpl
-def slime_register_reward_models() -> Iterator[Component]:
-    yield Component("held", target=f"{__name__}:Held")
-    yield Component("held_evaluating", target=f"{__name__}:HeldEvaluating")
+def slime_before_train_step() -> None:
+    for _ in looks("training"):
+        time.sleep(LOOK_S)

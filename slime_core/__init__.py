@@ -1,37 +1,13 @@
 """Reinforcement learning of language models with Megatron-core and SGLang, in a small core that plugins extend.
 
-These are the names that plugins and user code import; importing them loads neither torch nor Ray nor an engine.
+These are the stable names that plugins and user code import; :mod:`slime_core.provisional` has those that may change in
+a minor version. Importing either loads neither torch nor Ray nor an engine.
 """
 
 import typing as _typing
 
-from slime_core.config.options import (
-    Conflicts,
-    DerivedSetting,
-    Flag,
-    NamesCode,
-    NamesPrompts,
-    Needs,
-    Once,
-    Provides,
-    UsedBy,
-)
-from slime_core.plugins.component import (
-    AdvantageTraits,
-    Component,
-    CorrectionTraits,
-    DataTraits,
-    GenerateTraits,
-    Kind,
-    ModelSpecTraits,
-    PolicyLossTraits,
-    PromptFormatTraits,
-    RewardTraits,
-    RolloutSourceTraits,
-    TrackerTraits,
-    TransformTraits,
-)
-from slime_core.plugins.contracts import (
+from slime_core.config.options import Conflicts, Flag, NamesCode, Needs, Provides, UsedBy
+from slime_core.contracts import (
     AdvantageEstimator,
     AdvantageSettings,
     CheckedRewardModel,
@@ -44,23 +20,13 @@ from slime_core.plugins.contracts import (
     GroupedRewards,
     GroupGenerateFunction,
     GroupTransform,
-    LearnerInfo,
-    LogitsLoss,
-    LossCorrection,
     LossOutput,
-    LossParts,
-    LossReducer,
     LossSettings,
     LossTerms,
-    MicroBatch,
     ModelSpec,
-    Optimizer,
     Place,
     PolicyLoss,
-    PromptFilter,
     PromptFormat,
-    PromptRequest,
-    PromptScreen,
     PromptTable,
     RawRow,
     Reductions,
@@ -72,23 +38,19 @@ from slime_core.plugins.contracts import (
     RunInfo,
     RunPlan,
     RunView,
-    SamplerInfo,
-    SampleTracker,
-    Schedule,
-    ScreenedDataSource,
     Segments,
     TokenAdvantageEstimator,
     TokenAdvantages,
     Tokenizer,
     Tracker,
-    TrainSamples,
     TrainStep,
     Transformed,
 )
 from slime_core.plugins.discovery import CORE as _CORE
 from slime_core.plugins.hooks import hookimpl, observer
-from slime_core.plugins.loading import FunctionSource, boundary, describe, load_function, own_definitions
-from slime_core.types import PromptGroup, Sample, SampleRecord, SpecInfo, Status
+from slime_core.plugins.registration import Registration
+from slime_core.types import PromptGroup, Sample, SampleRecord, Status
+from slime_core.user_code.failures import boundary
 
 if _typing.TYPE_CHECKING:
     from slime_core.config.section import PluginOptions
@@ -98,97 +60,62 @@ __version__ = _CORE.version
 __all__ = [
     "AdvantageEstimator",
     "AdvantageSettings",
-    "AdvantageTraits",
     "CheckedRewardModel",
-    "Component",
     "Conflicts",
     "Correction",
     "CorrectionOutput",
     "CorrectionTerms",
-    "CorrectionTraits",
     "DataSource",
-    "DataTraits",
-    "DerivedSetting",
     "EvalSamples",
     "Flag",
-    "FunctionSource",
     "GenerateFunction",
-    "GenerateTraits",
     "GroupGenerateFunction",
     "GroupTransform",
     "GroupedRewards",
-    "Kind",
-    "LearnerInfo",
-    "LogitsLoss",
-    "LossCorrection",
     "LossOutput",
-    "LossParts",
-    "LossReducer",
     "LossSettings",
     "LossTerms",
-    "MicroBatch",
     "ModelSpec",
-    "ModelSpecTraits",
     "NamesCode",
-    "NamesPrompts",
     "Needs",
-    "Once",
-    "Optimizer",
     "Place",
     "PluginOptions",
     "PolicyLoss",
-    "PolicyLossTraits",
-    "PromptFilter",
     "PromptFormat",
-    "PromptFormatTraits",
     "PromptGroup",
-    "PromptRequest",
-    "PromptScreen",
     "PromptTable",
     "Provides",
     "RawRow",
     "Reductions",
+    "Registration",
     "ResponseTokens",
     "RewardModel",
-    "RewardTraits",
     "RolloutBatch",
     "RolloutSource",
-    "RolloutSourceTraits",
     "RolloutTransform",
     "RunInfo",
     "RunPlan",
     "RunView",
     "Sample",
     "SampleRecord",
-    "SampleTracker",
-    "SamplerInfo",
-    "Schedule",
-    "ScreenedDataSource",
     "Segments",
-    "SpecInfo",
     "Status",
     "TokenAdvantageEstimator",
     "TokenAdvantages",
     "Tokenizer",
     "Tracker",
-    "TrackerTraits",
-    "TrainSamples",
     "TrainStep",
-    "TransformTraits",
     "Transformed",
     "UsedBy",
     "__version__",
     "boundary",
-    "describe",
     "hookimpl",
-    "load_function",
     "observer",
-    "own_definitions",
 ]
 
 
 def __getattr__(name: str) -> object:
-    # Listing plugins imports this package, and need not wait for pydantic.
+    # pydantic takes longer to import than the rest of this package.
     if name == "PluginOptions":
         from slime_core.config.section import PluginOptions
 

@@ -269,6 +269,14 @@ def config_error(mistakes: Sequence[Mistake]) -> ConfigError:
     return ConfigError(f"{count} in the settings:\n{listed}\n{_NEXT_STEP}", told)
 
 
+def table(rows: Sequence[Sequence[str]], *, head: Sequence[str]) -> str:
+    """Return ``rows`` under ``head`` in aligned columns."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  " + "  ".join(line).rstrip() for line in padded)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``; did you mean x?`` for the only name in ``known`` that starts with ``name``, or for one that differs in
     one or two letters; else an empty string."""

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from slime_core.checkpoint.folder import RunState, SaveClock, is_due
 from slime_core.config.schema import RunConfig
+from slime_core.contracts import Place
 from slime_core.errors import SlimeError
-from slime_core.plugins.contracts import Place
-from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
+from slime_core.plugins.lifecycle import Hooks, PlaceStates
 from slime_core.runtime.actors import Ref
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.runtime.waiting import Termination
@@ -99,7 +99,7 @@ def train(
     state: RunState,
     track: Track,
     devices: DevicePool,
-    hooks: LifecycleHooks,
+    hooks: Hooks,
     stop: Termination,
 ) -> RunState:
     """Run the remaining steps; returns the state after them. Engines serve only weights that the learner holds, and a
@@ -144,7 +144,7 @@ def save(
     state: RunState,
     learner: Learner,
     sampler: Sampler,
-    hooks: LifecycleHooks,
+    hooks: Hooks,
     *,
     saves: SaveClock | None = None,
     devices: DevicePool | None = None,
@@ -167,7 +167,7 @@ def save(
 
 
 def publish(
-    learner: Learner, sampler: Sampler, track: Track, devices: DevicePool, hooks: LifecycleHooks, *, version: int
+    learner: Learner, sampler: Sampler, track: Track, devices: DevicePool, hooks: Hooks, *, version: int
 ) -> int:
     """Send the learner's weights to every engine; returns the version that the engines now serve."""
     with track.timer("update_weights"):

@@ -12,8 +12,7 @@ import torch
 from campaigns.exactness.rollout import NUM_STEPS, TEMPERATURE, Rollout
 from slime_core.config.learning import AlgorithmConfig, OptimizerConfig
 from slime_core.config.schema import ClusterConfig, ModelConfig, RunConfig
-from slime_core.ops.losses import clipped_surrogate
-from slime_core.plugins.contracts import (
+from slime_core.contracts import (
     CorrectionOutput,
     CorrectionTerms,
     LossOutput,
@@ -22,6 +21,7 @@ from slime_core.plugins.contracts import (
     ResponseTokens,
     TokenAdvantages,
 )
+from slime_core.ops.losses import clipped_surrogate
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import TrainBatch
 from slime_offpolicy.options import OffPolicyOptions

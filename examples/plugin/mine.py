@@ -1,19 +1,14 @@
-"""A reward with partial credit: the share of digits that stand where the label has them, counted from the right."""
-
-from slime_core import Component, hookimpl
+from slime_core import hookimpl
 
 
 @hookimpl
-def slime_register_reward_models():
-    yield Component("digits", target=f"{__name__}:Digits", summary="Share of digits in place")
+def slime_register(add):
+    add.reward_model("digits", digits)
 
 
-class Digits:
-    def __init__(self, options, run):
-        pass
-
-    async def score(self, samples):
-        return [share(sample.response.strip(), sample.label) for sample in samples]
+async def digits(samples):
+    """Partial credit: the share of digits in place, counted from the right."""
+    return [share(sample.response.strip(), sample.label) for sample in samples]
 
 
 def share(answer, label):

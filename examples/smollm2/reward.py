@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from slime_core import Component, RunView, hookimpl
-from slime_core.types import Sample
+from slime_core import Registration, Sample, hookimpl
 
 
 @hookimpl
-def slime_register_reward_models() -> Iterator[Component]:
-    """Register one component, for ``--rm-type last_number``."""
-    yield Component("last_number", target=f"{__name__}:LastNumber", summary="1 where the last number is the label")
+def slime_register(add: Registration) -> None:
+    """Add the reward of ``--rm-type last_number``."""
+    add.reward_model("last_number", score)
 
 
-class LastNumber:
-    """1.0 for ``13 + 14 = 27`` and ``The sum is 27.`` if the label is ``27``; 0.0 for ``27 is 13 + 14``."""
+async def score(samples: Sequence[Sample]) -> list[float]:
+    """Return 1.0 for each sample whose last number is the label, else 0.0.
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
-
-    async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """Return one reward per sample, in order."""
-        return [float(last_number(sample.response) == sample.label) for sample in samples]
+    With label ``27``: 1.0 for ``13 + 14 = 27`` and ``The sum is 27.``, 0.0 for ``27 is 13 + 14``.
+    """
+    return [float(last_number(sample.response) == sample.label) for sample in samples]
 
 
 def last_number(text: str) -> str | None:
-    """Return the last whole number of a text, without thousands separators; None: there is none."""
+    """Return the last whole number of a text, without thousands separators, or None if it has none."""
     numbers = re.findall(r"\d+", text.replace(",", ""))
     return numbers[-1] if numbers else None

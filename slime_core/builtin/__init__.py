@@ -1,6 +1,6 @@
-"""Components that the core ships, as a plugin named ``core`` that registers through the same hooks as any other.
+"""Components that the core ships, as a plugin named ``core`` that registers them as any other plugin does.
 
-    plugin      the hooks
+    plugin      registers them
     losses      policy losses, and the advantage estimator of supervised fine-tuning
     rollout     the data source of prompt files; generate functions: one response, and the label as the response;
                 rewards: exact match with the label, random, zero

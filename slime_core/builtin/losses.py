@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slime_core import GroupedRewards, LossOutput, LossTerms, RunView
+from slime_core import GroupedRewards, LossOutput, LossTerms
 from slime_core.ops.losses import clipped_surrogate
 
 if TYPE_CHECKING:
@@ -18,14 +18,12 @@ __all__ = ["Clipped", "NegativeLogLikelihood", "NoAdvantage"]
 
 
 class Clipped:
-    """The clipped surrogate of PPO with token-level ratios; see :func:`slime_core.ops.losses.clipped_surrogate`.
+    """Clipped surrogate (PPO, 1707.06347), with clip-higher (2503.14476) and dual clip (1912.09729).
 
-    Metrics a token: ``ratio``, ``clip_fraction``, ``dual_clip_fraction``, and ``ppo_kl``, the k1 estimate of the
-    divergence of the actor from the actor before this rollout's first step.
+    Each token has its own ratio; see :func:`slime_core.ops.losses.clipped_surrogate`. Metrics a token: ``ratio``,
+    ``clip_fraction``, ``dual_clip_fraction``, and ``ppo_kl``, the k1 estimate of the divergence of the actor from the
+    actor before this rollout's first step.
     """
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
 
     def __call__(self, terms: LossTerms) -> LossOutput:
         """Return the loss of each token, float32 [T].
@@ -46,10 +44,7 @@ class Clipped:
 
 
 class NegativeLogLikelihood:
-    """Minus the log-probability of each trained token: supervised fine-tuning on the responses."""
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+    """Minus the log-probability of each trained token, for supervised fine-tuning on the responses."""
 
     def __call__(self, terms: LossTerms) -> LossOutput:
         """Return the loss of each token, float32 [T]."""
@@ -57,10 +52,7 @@ class NegativeLogLikelihood:
 
 
 class NoAdvantage:
-    """Advantage 0 for every sample, regardless of its reward."""
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+    """Advantage 0 for every sample, for supervised fine-tuning (--generate-function from_label)."""
 
     def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
         """Return zeros, float32 [B]."""

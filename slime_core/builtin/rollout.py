@@ -17,29 +17,26 @@ __all__ = ["ExactMatch", "FromLabel", "NoReward", "PromptFiles", "Random", "Sing
 
 
 class PromptFiles(NumberedPrompts):
-    """Returns every prompt once an epoch, shuffled again in each epoch.
+    """Prompts from files, each once an epoch, shuffled again in each epoch.
 
     Arguments:
-        options: the built-in plugin has none.
-        run: the run, with its ``prompts``; see :class:`~slime_core.PromptRequest`.
+        run: the run, with its ``prompts``; see :class:`~slime_core.contracts.PromptRequest`.
 
     Raises:
         DataError: a file is missing, empty or malformed, or all its prompts are left out.
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options
+    def __init__(self, run: RunView) -> None:
         request = requested(run)
         super().__init__(Held(request), request)
 
 
 class SingleTurn:
-    """Sends one request for each prompt group: all its samples continue the same prompt ids. An aborted response
-    resumes with its own request, from its tokens.
-    """
+    """One response to each prompt.
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+    Sends one request for each prompt group: all its samples continue the same prompt ids. An aborted response resumes
+    with a separate request, from its tokens.
+    """
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
         """Return the same samples, finished; raises as :func:`~slime_core.generation.generate_group` does."""
@@ -47,16 +44,13 @@ class SingleTurn:
 
 
 class FromLabel:
-    """Answers every sample with its label and the end-of-sequence token; no engine is used.
+    """The label of each prompt as its response, for supervised fine-tuning; engines answer evaluations.
 
-    Evaluations use the engines, as ``single_turn`` does. In training no engine computes log-probabilities, so they are
-    0; runs that use them are refused, because the trait ``samples_from_engine`` is False.
+    A response is the label and the end-of-sequence token. No engine computes its log-probabilities, so they
+    are 0; runs that use them are refused, because the trait ``samples_from_engine`` is False.
     """
 
     check_row = staticmethod(needs_label)
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
         """Return the same samples, finished; labels above ``max_new_tokens`` are cut and marked as truncated.
@@ -88,9 +82,6 @@ class ExactMatch:
 
     check_row = staticmethod(needs_text_label)
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
-
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """Return one reward a sample, in order.
 
@@ -106,8 +97,7 @@ class Random:
     Another seed of the run gives other coins.
     """
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options
+    def __init__(self, run: RunView) -> None:
         self._seed = run.seed
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
@@ -122,9 +112,6 @@ class Random:
 
 class NoReward:
     """0.0 for every sample: for runs that learn from a teacher or from labels alone."""
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """Return one reward a sample; ignores the response."""

@@ -1,36 +1,36 @@
-"""Reads a command line: its settings and its plugins, and whether code that a run folder names may be imported.
+"""Reads a command line: its settings, and the plugins that take part.
 
-A run folder can come from a stranger, and its ``config.toml`` names single-file plugins, modules, functions by path and
-model folders with code. A run that starts here records the digest of each in the user's state folder
-(``$XDG_STATE_HOME/slime/code``), so that its own resumes need no further words. A file that the user names with
-``--config``, and that lies in no run folder, is the user's own word.
+A run folder may come from a stranger, and its ``config.toml`` may name code: files and modules as plugins, functions by
+path, model folders with code. Such code runs only if the command line names it again. A file that the user names with
+``--config``, and that is in no run folder, needs no such repetition.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 
 from slime_core.checkpoint.folder import find
 from slime_core.cli.memory import with_memory_defaults
 from slime_core.cli.preflight import computes_on_gpus, finds_gpus, print_warning
-from slime_core.config.load import Peek, Resolved, load, peek
+from slime_core.components.functions import FunctionSource, find_functions
+from slime_core.components.selection import check_selection, check_settings
+from slime_core.config.engine_flags import FlagAdvice, use_advice
+from slime_core.config.load import Peek, Resolved, Uses, load, peek
 from slime_core.config.model_config import architecture_of
-from slime_core.config.settings import core_settings
+from slime_core.config.settings import as_words, core_settings
 from slime_core.config.sources import read_command_line
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import ActivePlugins, activate
-from slime_core.plugins.discovery import Source
-from slime_core.plugins.manifest import LOCK_FILE, SHOWN, Manifest, read_lock
-from slime_core.plugins.selection import check_selection, check_settings
+from slime_core.plugins.discovery import Plugin, is_path, short_name
+from slime_core.plugins.loading import load_attribute, next_step
+from slime_core.plugins.registry import Registry
+from slime_core.user_code.failures import boundary
 
 ENGINE_CODE = ("custom_weight_loader", "forward_hooks")
 """SGLang's flags that name functions which an engine imports."""
@@ -42,28 +42,67 @@ def resolve(
     """Return the settings and the plugins of a command line.
 
     Arguments:
-        checks: False, for reading about settings: neither the rules between them nor a plugin for the model is needed.
+        checks: False, to show settings of all plugins: rules are not checked, and no plugin for the model is needed.
     """
     trains = purpose == "run"
     argv = with_settings_of_loaded_run(argv) if trains else argv
     seen = peek(argv)
-    consent = Consent(seen)
-    active = activate_named(seen) if checks else activate_offered(seen, seen.plugins)
-    resolved = load(argv, **active.for_settings, purpose=purpose, check_rules=checks, finds_gpus=finds_gpus)
-    if checks:
-        consent.check(resolved)
+    active = activate_peeked(seen, builds_model=checks and not seen.debug_rollout_only)
+    plugins = active.offered.for_load if checks else {**active.offered.for_load, "takes_part": None}
+    resolved = load(argv, **plugins, purpose=purpose, check_rules=checks, finds_gpus=finds_gpus)
+    if not checks:
+        return resolved, active
+    _refuse_unnamed(_code_of_settings(resolved), seen)
     if trains and computes_on_gpus(resolved.config):
         resolved = with_memory_defaults(resolved, active.registry)
-    if checks:
-        check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
-        architecture = architecture_of(resolved.config.model.hf_checkpoint)
-        check_settings(resolved, active.registry, architecture=architecture, code=active.functions, trains=trains)
+    check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
+    architecture = architecture_of(resolved.config.model.hf_checkpoint)
+    check_settings(resolved, active.registry, architecture=architecture, code=active.functions, trains=trains)
     return resolved, active
 
 
-def activate_offered(peek: Peek, names: Sequence[str]) -> ActivePlugins:
-    """Activate the plugins ``names`` and those that the settings need, to show their settings; no model is needed."""
-    return activate(names, choices=peek.choices, flags=peek.flags, without=peek.no_plugins, admit=Consent(peek).admit)
+def activate_peeked(seen: Peek, *, builds_model: bool) -> ActivePlugins:
+    """Load the plugins, and decide which take part in the run of a command line. Warn of plugins that do not load.
+
+    Raises:
+        PluginError: a named plugin cannot be loaded, nothing offers what the run uses, or a run folder names code that
+            the command line does not name.
+    """
+    left_out = set(map(short_name, seen.no_plugins))
+    names = [name for name in seen.plugins if short_name(name) not in left_out]
+    if any(map(is_path, names)) and "--plugin" not in seen.flags:
+        _refuse_unnamed([f"--plugin {shlex.join(names)}"], seen)
+
+    def functions(uses: Uses) -> Mapping[str, Mapping[str, Sequence[FunctionSource]]]:
+        _refuse_unnamed((f"{code.flag} {code.path}" for code in uses.code if code.flag not in seen.flags), seen)
+        return find_functions(uses)
+
+    active = activate(
+        seen.plugins,
+        without=seen.no_plugins,
+        in_file=seen.in_file,
+        architecture=architecture_of(seen.hf_checkpoint) if builds_model else None,
+        loads=prepare_flags,
+        uses=seen.uses,
+        functions=functions,
+    )
+    for problem in active.offered.loaded.broken.values():
+        print_warning(str(problem))
+    return active
+
+
+def prepare_flags(loaded: Registry) -> None:
+    """Let the loaded plugins explain flags of other tools."""
+    paths = ((entry.plugin, entry.added.advice) for entry in loaded.loaded.values())
+    use_advice(partial(_advice, plugin, path) for plugin, path in paths if path is not None)
+
+
+def _advice(plugin: Plugin, path: str) -> Mapping[str, FlagAdvice]:
+    with boundary(plugin, f"calling {path}", next_step=next_step(plugin), locate=True):
+        advice = dict(load_attribute(path)())
+        if wrong := [flag for flag, message in advice.items() if not (isinstance(message, str) or callable(message))]:
+            raise TypeError(f"the advice on {wrong[0]} is neither a text nor a function")
+        return advice
 
 
 def with_leading_config(argv: Sequence[str]) -> list[str]:
@@ -85,195 +124,40 @@ def with_settings_of_loaded_run(argv: Sequence[str]) -> list[str]:
     return [*argv] if home is None else [*argv, "--config", str(home / "config.toml")]
 
 
-def activate_named(peek: Peek, *, is_locked: bool = True) -> ActivePlugins:
-    """Activate the plugins that the command line names, those that these require, and those that claim other names.
-
-    Arguments:
-        is_locked: check the plugins against the lock, if the command line names one.
-
-    Raises:
-        PluginError: one cannot be found or loaded, is not as the lock says, or a run folder names code that this user
-            has not run.
-    """
-    lock = None
-    if is_locked and (peek.locked or peek.lock_file):
-        lock = read_lock(peek.lock_file or Path.cwd() / LOCK_FILE)
-    consent = Consent(peek)
-
-    def admit(manifest: Manifest) -> None:
-        consent.admit(manifest)
-        if lock is not None:
-            lock.admit(manifest)
-
-    active = activate(
-        peek.plugins,
-        architecture=None if peek.debug_rollout_only else architecture_of(peek.hf_checkpoint),
-        choices=peek.choices,
-        flags=peek.flags,
-        code=peek.code,
-        without=peek.no_plugins,
-        admit=admit,
-    )
-    if lock is not None:
-        lock.check(active.manifest)
-    return active
-
-
 # --- Code that a run folder names -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Code:
-    """One piece of code.
+def _refuse_unnamed(flags: Iterator[str] | Sequence[str], seen: Peek) -> None:
+    """Raise PluginError if a run folder's settings name code that the command line does not name.
 
     Arguments:
-        shown: what it is, for people.
-        flag: what names it on a command line.
-        digest: of its content, as hexadecimal SHA-256.
+        flags: the flags that would name the code on the command line.
     """
-
-    shown: str
-    flag: str
-    digest: str
-
-    def __str__(self) -> str:
-        return f"{self.shown} (sha256 {self.digest[:SHOWN]})"
-
-
-@dataclass(frozen=True, slots=True)
-class Consent:
-    """Refuses code that a run folder's settings name, unless this user has run it or names it on the command line."""
-
-    peek: Peek
-
-    def admit(self, manifest: Manifest) -> None:
-        """Check plugins and functions before they are imported.
-
-        Raises:
-            PluginError: some of them are not known; says how to name them.
-        """
-        if (config := self._of_run_folder) is not None:
-            # The command line comes from the user; the file may not.
-            _refuse_unknown(
-                [one for one in _local(manifest) if self.peek.flags.get(one.flag.removeprefix("--")) != one.flag],
-                config,
-            )
-
-    def check(self, resolved: Resolved) -> None:
-        """Check the code that model folders hold and engines import.
-
-        Raises:
-            PluginError: as :meth:`admit`.
-        """
-        if (config := self._of_run_folder) is not None:
-            _refuse_unknown([code for layer, code in _of_settings(resolved) if layer == "file"], config)
-
-    @property
-    def _of_run_folder(self) -> Path | None:
-        """The file with the settings, if it is in a run folder."""
-        config = self.peek.config
-        if config is None:
-            return None
-        folder = config.parent
-        is_run = (folder / "plugins.json").exists() or any((folder / "checkpoints").glob("*/state.json"))
-        return config if is_run else None
-
-
-def remember(manifest: Manifest, resolved: Resolved) -> None:
-    """Record the code of a run that starts, so that a resume or an evaluation needs no further flags."""
-    found = {code.digest: code.shown for code in [*_local(manifest), *(code for _, code in _of_settings(resolved))]}
-    try:
-        for digest, shown in found.items():
-            path = _record(digest)
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.write_text(f"{shown}\n", encoding="utf-8")
-    except OSError as problem:
-        print_warning(
-            f"{problem.filename} cannot be written ({problem.strerror}), so a resume of this run will ask again for "
-            "the code that it names"
-        )
-
-
-def _record(digest: str) -> Path:
-    """The file that says that this user has run code of this digest."""
-    home = Path(os.environ.get("XDG_STATE_HOME", ""))
-    # The specification has relative paths ignored.
-    return (home if home.is_absolute() else Path.home() / ".local" / "state") / "slime" / "code" / digest
-
-
-def _refuse_unknown(named: Sequence[_Code], config: Path) -> None:
-    unknown = [code for code in named if not _record(code.digest).is_file()]
-    if unknown:
-        code = "".join(f"  {one}\n" for one in unknown)
-        flags = ", ".join(dict.fromkeys(one.flag for one in unknown))
+    unnamed = list(dict.fromkeys(flags))
+    if seen.config is None or not unnamed:
+        return
+    folder = seen.config.parent
+    if (folder / "plugins.json").exists() or any((folder / "checkpoints").glob("*/state.json")):
         raise PluginError(
-            f"{config} lies in a run folder and names code that no run of yours has used:\n{code}"
-            "Nothing of it was imported. Read it, and if it may run, name it on the command line as the file does: "
-            f"{flags}"
+            f"{seen.config} is in a run folder and names code, none of which has been imported. Read the code. To run "
+            f"it, repeat its flags on the command line: {' '.join(unnamed)}"
         )
 
 
-def _local(manifest: Manifest) -> Iterator[_Code]:
-    """The plugins and functions of ``manifest`` that belong to no installed distribution."""
-    flags = [(entry, "--plugin") for entry in manifest.entries]
-    flags += [(function, f"--{function.plugin.replace('_', '-')}") for function in manifest.functions]
-    for entry, flag in flags:
-        if entry.source is not Source.INSTALLED:
-            yield _Code(entry.distribution, flag, _digest(entry.source, entry.entry_point, entry.digest))
-
-
-def _of_settings(resolved: Resolved) -> Iterator[tuple[str, _Code]]:
-    """The layer that names it, and the code that model folders hold or that engines import by name."""
-    if resolved.config.model.trust_remote_code:
-        for folder in dict.fromkeys(_folders([value for _, value in resolved.values().values()])):
-            for code in _of_model(folder):
-                yield resolved.provenance["trust_remote_code"].layer, code
+def _code_of_settings(resolved: Resolved) -> Iterator[str]:
+    """Yield the flags of settings from a file that let transformers or an engine import code."""
     for key, (setting, value) in resolved.values().items():
-        given = (setting.name, value) if setting.section == "sglang" else value
-        for name, named in _engine_flags(given) if setting.section in ("engine", "eval", "sglang") else ():
-            code = _Code(f"{name} = {named} of {key}", setting.flag, _digest("sglang", name, json.dumps(named)))
-            yield resolved.provenance[key].layer, code
+        if resolved.provenance[key].layer != "file" or not value:
+            continue
+        named = (setting.name, value) if setting.section == "sglang" else value
+        if setting.name == "trust_remote_code":
+            yield setting.flag
+        elif setting.section in ("engine", "eval", "sglang") and _names_engine_code(named):
+            yield f"{setting.flag} {shlex.quote(as_words(value))}"
 
 
-def _folders(value: object) -> Iterator[Path]:
-    """The model folders in the values of settings."""
-    if isinstance(value, Path):
-        yield from [value] if (value / "config.json").exists() else []
-    elif isinstance(value, BaseModel | tuple | list):
-        for one in value:
-            yield from _folders(one)
-
-
-def _of_model(folder: Path) -> Iterator[_Code]:
-    """The Python files of a model folder, and the code on a hub that its ``auto_map`` names."""
-    flag = "--trust-remote-code"
-    for path in sorted(filter(Path.is_file, folder.rglob("*.py"))):
-        digest = _digest("model", hashlib.sha256(path.read_bytes()).hexdigest())
-        yield _Code(f"{path}, by trust_remote_code", flag, digest)
-    for path in sorted(filter(Path.is_file, folder.glob("*.json"))):
-        if b"auto_map" in (text := path.read_bytes()):
-            with suppress(ValueError, RecursionError):  # transformers cannot read it either
-                for name in sorted(_on_hub(json.loads(text))):
-                    yield _Code(f"{name} of {path}, by trust_remote_code", flag, _digest("hub", name))
-
-
-def _on_hub(value: Any, *, inside: bool = False) -> set[str]:
-    """``repository--module.Class`` wherever an ``auto_map`` in ``value`` says it."""
-    if isinstance(value, dict):
-        return {name for key, one in value.items() for name in _on_hub(one, inside=inside or key == "auto_map")}
-    if isinstance(value, list):
-        return {name for one in value for name in _on_hub(one, inside=inside)}
-    return {value} if inside and isinstance(value, str) and "--" in value else set()
-
-
-def _engine_flags(value: object) -> Iterator[tuple[str, object]]:
-    """Pairs of a flag of :data:`ENGINE_CODE` and its value, wherever they stand in ``value``."""
+def _names_engine_code(value: object) -> bool:
+    """Return whether a flag of :data:`ENGINE_CODE` is anywhere in ``value``."""
     if isinstance(value, tuple) and len(value) == 2 and value[0] in ENGINE_CODE:
-        yield value
-    elif isinstance(value, BaseModel | tuple):
-        for one in value:
-            yield from _engine_flags(one)
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        return True
+    return isinstance(value, BaseModel | tuple) and any(map(_names_engine_code, value))

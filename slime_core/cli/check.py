@@ -29,14 +29,13 @@ from slime_core.cli.preflight import (
     precision,
     print_warning,
 )
-from slime_core.cli.run import changed_settings, continued, half_of, options_of, resumed
+from slime_core.cli.run import changed_settings, check_plugins, half_of, options_of, resumed
+from slime_core.components.selection import check_targets, has_critic, selected
 from slime_core.config.explain import to_toml
 from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.plugins.manifest import listed
-from slime_core.plugins.selection import check_targets, has_critic, selected
 from slime_core.prompts.requests import BadRows
 from slime_core.runtime.layout import (
     Assignment,
@@ -80,7 +79,7 @@ def execute(argv: Sequence[str]) -> int:
     first = 0 if resume is None else resume.state.step
     labels, options = LabelSamples(), resolved.plugin_options
     left_out = check_files(config, active.registry, trains=True, first=first, options=options, labels=labels)
-    continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld)
+    check_plugins(active, resume, allowed=config.run.allow_plugin_change)
     options = options_of(resolved, active)
     check_resume(config, active.registry, resume, resolved.plugin_options)
     check_labels(labels, config, active.registry, active.manifest, options=options, warn=print_warning)
@@ -96,7 +95,7 @@ def execute(argv: Sequence[str]) -> int:
             print(f"  {line}")
     if resume is not None:
         print("\n".join([f"continues from {resume.path}", *changes]))
-    print(f"plugins: {listed(active.manifest.entries)}")
+    print(f"plugins: {active.manifest}")
     for one in selected(config, active.registry, trains=True, architecture=architecture):
         print(f"  {one.kind.words} {one.component.name} of {one.plugin.name}, {because(one, resolved)}")
     computes = f"device {config.cluster.device}: {'cuda' if computes_on_gpus(config) else 'cpu'}"

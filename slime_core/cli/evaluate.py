@@ -23,13 +23,12 @@ from slime_core.cli.labels import LabelSamples, check_labels
 from slime_core.cli.memory import Needs
 from slime_core.cli.preflight import check_files, check_machine, print_warning
 from slime_core.cli.run import options_of
+from slime_core.components.selection import check_targets, has_critic
 from slime_core.config.load import Resolved
 from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import DebugConfig, EvalSet, eval_sets
 from slime_core.errors import ConfigError, UserError
-from slime_core.plugins.manifest import only_tracking
-from slime_core.plugins.manifest import table as columns
-from slime_core.plugins.selection import check_targets, has_critic
+from slime_core.errors import table as columns
 from slime_core.track.record import PRIVATE
 
 JSON_FLAG = "--json"
@@ -67,9 +66,6 @@ def expand(argv: Sequence[str]) -> list[str]:
     known: list[str] = []
     if (home := checkpoint.home) is not None:
         known = ["--config", str(home / "config.toml")]
-        # An evaluation has no trackers, so it goes without the plugins that only track.
-        if "--plugin" not in argv and (home / "plugins.json").is_file():
-            known += [word for name in only_tracking(home / "plugins.json") for word in ("--no-plugin", name)]
     if checkpoint.hf.is_dir():
         return [*known, "--hf-checkpoint", str(checkpoint.hf), *argv[1:]]
     if not known and "--config" not in argv:

@@ -18,11 +18,11 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
+from slime_core.components.construction import load, run_view
 from slime_core.config.schema import RunConfig
+from slime_core.contracts import RawRow
 from slime_core.errors import DataError
-from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import run_view
-from slime_core.plugins.contracts import RawRow
+from slime_core.plugins.registration import Kind
 from slime_core.prompts.row_checks import RowRewards
 from slime_core.prompts.rows import PromptRow
 from slime_core.rollout.reward_pool import RewardPool
@@ -112,7 +112,7 @@ def check_labels(
     """
     rows = [row for of_file in labels.of_files.values() for row in of_file.values()]
     targets = {
-        label.reward_model: registry.load(Kind.REWARD_MODEL, label.reward_model) for row in rows for label in row
+        label.reward_model: load(registry, Kind.REWARD_MODEL, label.reward_model) for row in rows for label in row
     }
     respond = {name: target.perfect_response for name, target in targets.items() if hasattr(target, "perfect_response")}
     if not respond:

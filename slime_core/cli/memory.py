@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from slime_core.components.selection import has_critic
 from slime_core.config.learning import ParallelConfig
 from slime_core.config.load import DEFAULT, Provenance, Resolved
 from slime_core.config.model_config import context_length, described, num_experts, start_weights
@@ -43,7 +44,6 @@ from slime_core.modeling.memory import (
     usage,
 )
 from slime_core.plugins.registry import Registry
-from slime_core.plugins.selection import has_critic
 from slime_core.weights import bucket_bytes
 from slime_core.weights.hugging_face import expected_specs
 

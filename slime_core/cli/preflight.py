@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.labels import LabelSamples
 from slime_core.cli.memory import GpuPlan, Needs
+from slime_core.components.construction import prompt_formats, refusals, run_view, screened
 from slime_core.config.internals import missing_internals
 from slime_core.config.model_config import (
     architecture_of,
@@ -27,11 +28,10 @@ from slime_core.config.model_config import (
 from slime_core.config.sampling import DataConfig
 from slime_core.config.schema import ARITHMETIC, EvalSet, RunConfig, eval_sets
 from slime_core.config.secrets import result_changing_variables
+from slime_core.contracts import PromptFormat, PromptRequest, RawRow
 from slime_core.errors import DataError, Mistake, config_error
 from slime_core.modeling.memory import GIB
-from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import prompt_formats, refusals, run_view, screened
-from slime_core.plugins.contracts import PromptFormat, PromptRequest, RawRow
+from slime_core.plugins.registration import Kind
 from slime_core.prompts.chat import has_processor
 from slime_core.prompts.numbered import Held
 from slime_core.prompts.requests import evaluation_request, template_arguments, training_request
@@ -196,13 +196,13 @@ def _check_model(config: RunConfig, registry: Registry) -> None:
 
 def _unseen_images(config: RunConfig, registry: Registry, architecture: str | None) -> Iterator[str]:
     """Mistakes about images that the engines are shown and that the learner's model cannot take."""
-    keys, component = config.data.multimodal_keys, registry.model_spec(architecture or "")
-    if keys is None or component is None or not has_processor(config.model.hf_checkpoint or start_weights(config)):
+    keys, spec = config.data.multimodal_keys, registry.model_spec(architecture or "")
+    if keys is None or spec is None or not has_processor(config.model.hf_checkpoint or start_weights(config)):
         return
-    traits: Any = component.traits
+    plugin, component = spec
     shown = f"multimodal_keys = {keys!r}: engines are shown what these fields hold"
-    if not traits.inputs:
-        who = f"model spec {component.name!r} of {registry.owner(Kind.MODEL_SPEC, component.name)}"
+    if not component.traits.inputs:
+        who = f"model spec {component.name!r} of {plugin}"
         yield (
             f"{shown}, and the model of {who} takes tokens only, so answers to images would be trained without them; "
             "name a plugin with a model spec that declares such inputs (--plugin), or leave multimodal_keys out"

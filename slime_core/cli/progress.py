@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from slime_core.plugins.manifest import table
+from slime_core.errors import table
 from slime_core.track.track import EvalFinished, Event, Noted, PhaseStarted, StepFinished, Warned
 
 if TYPE_CHECKING:

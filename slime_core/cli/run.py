@@ -1,7 +1,7 @@
 """``slime run``: makes the run folder, shows progress, and trains.
 
 A resume with other plugins than those that wrote the checkpoint is refused, unless a flag allows it
-(:func:`continued`). A run that is refused leaves no files (:func:`no_trace_if_refused`).
+(:func:`check_plugins`). A run that is refused leaves no files (:func:`no_trace_if_refused`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,28 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, critic_part, find, newest, set_aside
-from slime_core.cli.activation import remember
 from slime_core.cli.labels import LabelSamples, check_labels
 from slime_core.cli.memory import Needs, chosen
 from slime_core.cli.preflight import check_files, check_machine, check_resume, precision, print_warning
 from slime_core.cli.progress import Progress, summary
+from slime_core.components.construction import construct, prepare_options, run_view
+from slime_core.components.selection import check_targets, has_critic
 from slime_core.config.explain import to_toml
 from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import as_toml
-from slime_core.errors import DEATHS, ConfigError, ManifestMismatch, PlacementError, RunError, UserError
-from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import construct, prepare_options, run_view
-from slime_core.plugins.discovery import COMMAND_GROUP, scan
-from slime_core.plugins.manifest import Manifest, PluginChange, listed, table
-from slime_core.plugins.selection import check_targets, has_critic
+from slime_core.errors import (
+    DEATHS,
+    ConfigError,
+    ManifestMismatch,
+    PlacementError,
+    PluginError,
+    RunError,
+    UserError,
+    table,
+)
+from slime_core.plugins.manifest import MISSING, Manifest
+from slime_core.plugins.registration import Kind
 from slime_core.track.record import PRIVATE, RunRecord, numbered
 from slime_core.track.track import Sink, Track
 
@@ -71,7 +78,7 @@ def execute(resolved: Resolved, active: ActivePlugins) -> int:
             raise
         record, death = _train(resolved, active, progress, restarts=True)
     seconds = time.monotonic() - started_s
-    summary(start=progress.first, end=progress.last, seconds=seconds, paths=paths(record))
+    summary(start=progress.first, end=progress.last, seconds=seconds, paths=paths(record, _commands(active)))
     return 0
 
 
@@ -85,7 +92,7 @@ def _train(
     """
     config = resolved.config
     resume = resumed(config, active.registry)
-    manifest = continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld)
+    check_plugins(active, resume, allowed=config.run.allow_plugin_change)
     step = 0 if resume is None else resume.state.step
     labels = None if restarts else LabelSamples()
     check_files(config, active.registry, trains=True, first=step, options=resolved.plugin_options, labels=labels)
@@ -98,17 +105,16 @@ def _train(
     settings = to_toml(resolved)
     changes = () if restarts else tuple(changed_settings(resume, settings))
     record = open_record(config, resume, restarts=restarts)
-    plugins = manifest.to_json(only_track=active.registry.only_tracking()) + "\n"
+    plugins = active.manifest.to_json() + "\n"
     record.when_begun(partial(record.write_text, "config.toml", settings))
     record.when_begun(partial(record.write_text, "plugins.json", plugins))
-    remember(active.manifest, resolved)
     # Importing what starts processes takes a second: not before the settings are known to be right.
     from slime_core.runtime.launch import Job, run
 
     job = Job(
         config=config,
         registry=active.registry,
-        manifest=manifest,
+        manifest=active.manifest,
         architecture=architecture_of(config.model.hf_checkpoint) or "",
         logs=record.logs,
         samples=record.samples,
@@ -121,7 +127,6 @@ def _train(
             print(change, flush=True)
         with no_trace_if_refused(record, is_new=is_new):
             seen = run_view(config, options, model_folder=job.model, folder=job.folder, resumed_step=step)
-            # Naming a plugin is asking for the trackers that it offers.
             names = active.registry.names(Kind.TRACKER)
             trackers: dict[str, Sink] = {
                 name: construct(active.registry, Kind.TRACKER, name, options, seen) for name in names
@@ -142,8 +147,17 @@ def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
     return prepare_options(resolved.config, active.registry, resolved.plugin_options, active.functions)
 
 
-def paths(record: RunRecord) -> list[tuple[str, Path]]:
-    """The paths in the summary, as far as there is something; a run that trains nothing has no checkpoint."""
+def _commands(active: ActivePlugins) -> set[str]:
+    """Return the commands that plugins add."""
+    return {name for entry in active.offered.loaded.loaded.values() for name in entry.added.commands}
+
+
+def paths(record: RunRecord, commands: Collection[str]) -> list[tuple[str, Path]]:
+    """Return the paths of the summary that exist; a run that trains nothing has no checkpoint.
+
+    Arguments:
+        commands: the commands that plugins add.
+    """
     found = {
         "metrics": record.metrics,
         "samples": record.samples,
@@ -154,7 +168,7 @@ def paths(record: RunRecord) -> list[tuple[str, Path]]:
     existing = [(label, path) for label, path in found.items() if _holds_something(path)]
     if _holds_something(record.tensorboard):
         existing.append(("TensorBoard", Path(f"tensorboard --logdir {record.tensorboard}")))
-    if not _holds_something(found["report"]) and any(one.name == "report" for one in scan().group(COMMAND_GROUP)):
+    if not _holds_something(found["report"]) and "report" in commands:
         existing.append(("report", Path(f"slime report {record.directory}")))
     return [("run", record.directory), *existing]
 
@@ -274,9 +288,7 @@ def _shown(value: object) -> str:
 
 
 def _announce(record: RunRecord, active: ActivePlugins, resolved: Resolved) -> None:
-    print(f"plugins: {listed(active.manifest.entries)}")
-    for need in active.by_need:
-        print(f"  {need}")
+    print(f"plugins: {active.manifest}")
     print(precision(resolved))
     for line in chosen(resolved):
         print(line)
@@ -292,43 +304,39 @@ def _as_interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def continued(
-    manifest: Manifest, resume: Checkpoint | None, *, allowed: bool, without: Collection[str] = ()
-) -> Manifest:
-    """The manifest of a run that goes on from ``resume``: with the changes that were allowed until now, and this one.
+def check_plugins(active: ActivePlugins, resume: Checkpoint | None, *, allowed: bool) -> None:
+    """Raise ManifestMismatch if the plugins differ from those that wrote the checkpoint.
 
     A change of the core counts like that of any plugin: it may change what a step computes.
 
     Arguments:
-        manifest: of the plugins that are active now.
-        resume: what the run starts from; None: from the beginning.
-        allowed: go on with other plugins, and say so.
-        without: plugins that ``--no-plugin`` takes away, by name: that they are missing is allowed.
+        resume: the checkpoint that the run starts from; None: it starts from the beginning.
+        allowed: warn instead. Plugins that ``--no-plugin`` leaves out may be missing in any case.
 
     Raises:
-        ManifestMismatch: something differs and ``allowed`` is False; with a table.
-        ConfigError: ``allowed`` where nothing is resumed.
+        ManifestMismatch: with a table of the differences.
+        ConfigError: ``allowed``, and nothing is resumed.
     """
     if resume is None:
         if allowed:
-            raise ConfigError(
-                "allow_plugin_change = true, and nothing is resumed; give --load RUN as well, or leave it out."
-            )
-        return manifest
-    before = Manifest.from_json(json.dumps(resume.state.plugins)) if resume.state.plugins else Manifest(())
-    found = before.differences(manifest)
-    if not found:
-        return replace(manifest, changes=before.changes)
-    rows = table([one.row for one in found], head=("plugin", resume.path.name, "now", "differs in"))
-    if not allowed and any(one.what != "missing" or one.plugin not in without for one in found):
+            raise ConfigError("allow_plugin_change = true, and nothing is resumed; give --load RUN, or leave it out.")
+        return
+    try:
+        before = Manifest.from_json(json.dumps(resume.state.plugins))
+    except PluginError:  # nothing is recorded, or by an earlier version of slime
+        before = Manifest(())
+    differences = before.differences(active.manifest)
+    if not differences:
+        return
+    rows = [(entry.name, entry.expected, entry.actual) for entry in differences]
+    shown = table(rows, head=("plugin", resume.path.name, "now"))
+    excused = [entry for entry in differences if entry.actual == MISSING and entry.name in active.offered.without]
+    if not allowed and excused != differences:
         raise ManifestMismatch(
-            f"{resume.path} was written with other plugins than would run now:\n{rows}\n"
-            "Install what it was written with, or go on with what is here: --allow-plugin-change, which is recorded."
+            f"{resume.path} was written with other plugins than would run now:\n{shown}\n"
+            "Install those plugins, or continue with the current ones: --allow-plugin-change."
         )
-    flag = "--allow-plugin-change" if allowed else "--no-plugin"
-    print_warning(f"{flag}: {resume.path.name} was written with other plugins:\n{rows}")
-    lines = tuple(f"{one.plugin}: {one.wanted} -> {one.found} ({one.what})" for one in found)
-    return replace(manifest, changes=(*before.changes, PluginChange(resume.state.step, lines)))
+    print_warning(f"{resume.path.name} was written with other plugins:\n{shown}")
 
 
 @contextmanager

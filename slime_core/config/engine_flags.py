@@ -15,7 +15,6 @@ from decimal import Decimal
 from functools import cache, partial
 from typing import Annotated, Any, Literal
 
-import importlib_metadata as metadata
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
@@ -23,7 +22,6 @@ from slime_core.config.engines import MEGATRON_FLAGS, owned, rows_by_name
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import InWords, Setting, core_settings, core_values
 from slime_core.config.tables import Row, rows
-from slime_core.errors import ConfigError
 
 ENGINES: Mapping[str, str] = {"megatron": "Megatron", "sglang": "SGLang"}
 """Section -> the engine whose names it holds."""
@@ -197,42 +195,27 @@ _SIZE = Annotated[int, BeforeValidator(_whole_number), InWords("a whole number, 
 _JSON = Annotated[str, AfterValidator(_json_text), InWords("JSON")]
 
 
-ADVICE_GROUP = "slime.flag_advice"
-
 FlagAdvice = str | Callable[[Sequence[str], Mapping[str, Any]], str | None]
 """A message, or the check of a flag without effect."""
+
+_ADVISERS: list[Callable[[], Mapping[str, FlagAdvice]]] = []
+
+
+def use_advice(advisers: Iterable[Callable[[], Mapping[str, FlagAdvice]]]) -> None:
+    """Set the functions of loaded plugins that explain unknown flags."""
+    _ADVISERS[:] = advisers
+    flag_advice.cache_clear()
 
 
 @cache
 def flag_advice() -> Mapping[str, FlagAdvice]:
-    """Return flag with its dashes -> the message for a user who writes it, as installed distributions declare them::
+    """Return flag -> the message for a user who writes it, of all loaded plugins. The first plugin's message counts.
 
-        [project.entry-points."slime.flag_advice"]
-        compat = "slime_compat.flags:advice"
-
-    The function takes nothing and returns flag -> message. It is called only when a command line or a file holds a name
-    that is not a setting. A flag that is accepted but has no effect maps to a function instead of a message; see
-    :class:`WithoutEffect`. Where two distributions give advice on one flag, the first by name counts.
-
-    Raises:
-        ConfigError: a function cannot be imported or returned something else.
+    A flag that is accepted but has no effect maps to a function instead; see :class:`WithoutEffect`. The functions of
+    plugins are called only if a command line or a file has an unknown name.
     """
-    found: dict[str, FlagAdvice] = {}
-    for point in sorted(metadata.entry_points(group=ADVICE_GROUP), key=lambda one: (one.name, one.value)):
-        for flag, message in _advice(point).items():
-            found.setdefault(flag, message)
-    return found
-
-
-def _advice(point: metadata.EntryPoint) -> Mapping[str, FlagAdvice]:
-    where = f"entry point {point.name} = {point.value} of {ADVICE_GROUP}"
-    next_step = "Report it to the author of that distribution, or uninstall it."
-    try:
-        advice: object = point.load()()
-    except (ImportError, AttributeError, OSError, TypeError, ValueError) as mistake:
-        raise ConfigError(f"{where} failed with {type(mistake).__name__}: {mistake}. {next_step}") from mistake
-    if not isinstance(advice, Mapping) or not all(
-        isinstance(flag, str) and (isinstance(one, str) or callable(one)) for flag, one in advice.items()
-    ):
-        raise ConfigError(f"{where} returned {advice!r:.80}; accepted: texts or functions by flag. {next_step}")
-    return dict(advice)
+    advice: dict[str, FlagAdvice] = {}
+    for adviser in _ADVISERS:
+        for flag, message in adviser().items():
+            advice.setdefault(flag, message)
+    return advice

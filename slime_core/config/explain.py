@@ -25,7 +25,6 @@ from slime_core.config.options import CheckedIfGiven, Once
 from slime_core.config.other_names import counterpart
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Setting, as_toml, as_words, core_settings, plugin_settings
-from slime_core.config.sources import of_inactive
 from slime_core.errors import ConfigError, nearest
 
 WIDTH: Final = 100
@@ -75,16 +74,15 @@ def to_toml(resolved: Resolved) -> str:
     return "\n".join(lines) + "\n"
 
 
-def explain(name: str, resolved: Resolved, inactive: Mapping[str, str] | None = None) -> str:
-    """One setting: its value, where that came from, what it accepts and does.
+def explain(name: str, resolved: Resolved) -> str:
+    """Return the value of one setting, its source, and what it accepts and does.
 
     Arguments:
         name: as a key (``lr``, ``optimizer.lr``, ``grpo.std_normalization``, ``megatron.decoupled_lr``) or a flag
             (``--lr``), also the one that turns a switch off (``--no-save-hf``).
-        inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active.
 
     Raises:
-        ConfigError: there is no such setting; with the nearest, why there is none, or the plugin that has it.
+        ConfigError: there is no such setting; with the nearest, or why there is none.
     """
     values = resolved.values()
     names: dict[str, str] = {}
@@ -93,8 +91,6 @@ def explain(name: str, resolved: Resolved, inactive: Mapping[str, str] | None = 
         off = [f"no_{own}"] if setting.is_switch else []
         names |= dict.fromkeys([key, f"{setting.section}.{setting.name}", own, *off], key)
     wanted = name.removeprefix("--").replace("-", "_")
-    if wanted not in names and (reported := of_inactive(wanted.replace("_", "-"), inactive or {})):
-        raise ConfigError(f"{name}: {reported}")
     setting = values[names[wanted]][0] if wanted in names else _of_engine(wanted, name, names)
     value = values[setting.key][1] if setting.key in values else "(not given)"
     rows = {

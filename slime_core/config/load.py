@@ -1,7 +1,7 @@
 """Merges the layers of settings: default < built-in demo < model < plugin preset < file < flag. Commands call it.
 
-It takes two passes, because plugins add settings: :func:`peek` reads which plugins are named and reports no mistakes;
-the caller activates them and passes their presets and options classes to :func:`load`, which reports all mistakes.
+:func:`peek` reads which plugins are named, without reporting mistakes. The caller loads the plugins, and asks the peek
+which of them the settings use. :func:`load` reads all settings and reports all mistakes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from slime_core.config.sampling import reward_names
 from slime_core.config.schema import ARITHMETIC, DEMO_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL, RunConfig
 from slime_core.config.secrets import without_secrets
 from slime_core.config.settings import (
-    Contested,
     Setting,
     Unacceptable,
     anchored,
@@ -36,7 +35,7 @@ from slime_core.config.sources import CommandLine, Document, read_command_line, 
 from slime_core.errors import ConfigError, Mistake, config_error, nearest
 from slime_core.types import JsonValue
 
-Presets = Mapping[str, tuple[object, str]]
+Presets = Mapping[str, Sequence[tuple[object, str]]]
 Options = Mapping[str, type[BaseModel]]
 Purpose = Literal["run", "eval"]
 FindsGPUs = Callable[[str | None], bool]
@@ -50,7 +49,10 @@ that it cannot read."""
 
 
 class Offered(Protocol):
-    """Settings, presets and derived values that active plugins add."""
+    """Settings, presets and derived values that plugins add."""
+
+    @property
+    def takes_part(self) -> tuple[str, ...]: ...
 
     @property
     def presets(self) -> Presets: ...
@@ -84,7 +86,7 @@ DEFAULT = Provenance("default")
 _DEVICES = ("actor_num_nodes", "actor_num_gpus_per_node", "rollout_num_gpus_per_engine")
 _EVAL_SETS = ("eval_prompt_data", "eval_datasets")
 _COUNTED = ("engine_groups", "rollout_external_engine_addrs")
-_PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "locked", "lock_file", "debug_rollout_only")
+_PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "debug_rollout_only")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Resolved:
 
     Arguments:
         config: the core's settings.
-        plugin_options: plugin -> its options object, for every named plugin that has options.
+        plugin_options: plugin -> its options object, for every plugin with options that takes part.
         provenance: setting key (``lr``, ``grpo.std_normalization``, ``megatron.decoupled_lr``) -> the origin of its
             value; of the engines' settings only those that were given.
     """
@@ -118,14 +120,14 @@ PROMPT_FORMAT = "prompt_format"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A component or prompt format that the settings name.
+    """A component or prompt format that the settings choose.
 
     Example: ``--corrections tis`` is ``Choice("correction", "tis", "--corrections")``.
 
     Arguments:
-        kind: kind of component, as :class:`~slime_core.plugins.component.Kind` spells it, or :data:`PROMPT_FORMAT`.
+        kind: kind of component, as :class:`~slime_core.plugins.registration.Kind` spells it.
         name: the component, ``plugin:component``, or the prompt format.
-        where: the flag or the place in a file that names it, for messages.
+        where: the flag or the place in a file, for messages.
     """
 
     kind: str
@@ -144,6 +146,21 @@ class NamedCode:
     option: str
     flag: str
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """The parts of plugins that settings use.
+
+    Arguments:
+        components: the chosen components and prompt formats.
+        plugins: the plugins whose options are set.
+        code: the functions that options name by path.
+    """
+
+    components: Sequence[Choice] = ()
+    plugins: frozenset[str] = frozenset()
+    code: Sequence[NamedCode] = ()
 
 
 def _names(setting: str, value: Any) -> tuple[str, ...]:
@@ -175,46 +192,31 @@ class Peek:
 
     Arguments:
         plugins: the named plugins; those on the command line replace those of the file.
-        hf_checkpoint: the folder of the start weights, whose architecture may need a plugin; None: the built-in model.
+        hf_checkpoint: the folder of the start weights, whose architecture needs a model spec; None: the built-in model.
         no_plugins: plugins that are left out.
-        locked, lock_file: whether a lock restricts the plugins, and its file.
         debug_rollout_only: no learner is started, so no plugin has to build the model.
-        flags: flag without dashes -> its place, for the flags of the command line and the keys of the file, spelt as
-            flags; a key of a table that is not a section of the core has the table's name (``offpolicy.tis-clip``).
+        flags: the flags of the command line.
         argv: the command line itself.
         config: the file that ``--config`` names; None: none.
+        in_file: the plugins that the file names, and its tables that are no section of the core.
     """
 
     plugins: tuple[str, ...] = ()
     hf_checkpoint: Path | None = None
     no_plugins: tuple[str, ...] = ()
-    locked: bool = False
-    lock_file: Path | None = None
     debug_rollout_only: bool = False
-    flags: Mapping[str, str] = field(default_factory=dict)
+    flags: frozenset[str] = frozenset()
     argv: tuple[str, ...] = ()
     config: Path | None = None
+    in_file: tuple[str, ...] = ()
 
-    def choices(self, offered: Offered) -> list[Choice]:
-        """Return the components and prompt formats that flags, file, evaluation sets and presets name. Of several
-        layers that give a setting, the last one counts.
-
-        Arguments:
-            offered: settings and presets of the plugins that are active so far.
-        """
-        return list(self._read(offered).choices())
-
-    def code(self, offered: Offered) -> list[NamedCode]:
-        """Return the functions that options name by path.
-
-        Arguments:
-            offered: settings and presets of the active plugins.
-        """
-        return list(self._read(offered).code())
-
-    def _read(self, offered: Offered) -> _Reading:
+    def uses(self, offered: Offered) -> Uses:
+        """Return the components that flags, file, evaluation sets and presets choose, the plugins whose options flags
+        or the file set, and the functions that options name by path."""
         settings = {**core_settings(), **plugin_settings(offered.options)}
-        return _read_layers(self.argv, _Reading(settings), offered.presets, offered.options, offered.derived)
+        options = {name: offered.options[name] for name in offered.takes_part if name in offered.options}
+        reading = _read_layers(self.argv, _Reading(settings), offered.presets, options, offered.derived)
+        return Uses(list(reading.choices()), reading.plugins(), list(reading.code()))
 
 
 def peek(argv: Sequence[str]) -> Peek:
@@ -223,12 +225,14 @@ def peek(argv: Sequence[str]) -> Peek:
     line = read_command_line(argv, core_settings())
     document = _document(line, reading)
     reading.read_file(document)
+    in_file = (*reading.values.get("plugins", ()), *(document.other_tables(reading.settings) if document else ()))
     reading.read_flags(line)
     values = reading.values
     return Peek(
-        flags=_flags(line, document),
+        flags=frozenset(line.flags),
         argv=tuple(argv),
         config=Path(line.config[0]) if line.config else None,
+        in_file=in_file,
         **{key: values[key] for key in _PEEKED if key in values},
     )
 
@@ -238,7 +242,8 @@ def load(
     *,
     presets: Presets | None = None,
     plugin_options: Options | None = None,
-    inactive: Mapping[str, str] | None = None,
+    takes_part: Collection[str] | None = None,
+    without: Collection[str] = (),
     derive: Derive | None = None,
     purpose: Purpose = "run",
     check_rules: bool = True,
@@ -248,10 +253,11 @@ def load(
 
     Arguments:
         argv: flags after the command word.
-        presets: setting name -> (value, plugin that sets it), of the named plugins. A setting that several plugins
-            preset must be given by the file or a flag.
-        plugin_options: plugin -> its options class, of the active plugins.
-        inactive: flag without dashes, or plugin in brackets -> the message for it, for plugins that are not active.
+        presets: setting -> value and plugin of each preset. A setting that several plugins preset must be given by the
+            file or a flag.
+        plugin_options: plugin -> its options class, of all loaded plugins.
+        takes_part: the plugins whose options the result has; None: all.
+        without: plugins that the run leaves out. Their tables in the file are ignored.
         derive: derives settings of the core from options; None: none are derived.
         purpose: the command whose rules are checked; an evaluation needs no advantage estimator.
         check_rules: whether rules between settings, and files, are checked.
@@ -260,9 +266,9 @@ def load(
     Raises:
         ConfigError: lists every mistake in flags, file, presets and rules.
     """
-    options = plugin_options or {}
-    settings = {**core_settings(), **plugin_settings(options)}
-    reading = _read_layers(argv, _Reading(settings, inactive=inactive or {}), presets or {}, options, derive)
+    settings = {**core_settings(), **plugin_settings(plugin_options or {})}
+    options = {key: value for key, value in (plugin_options or {}).items() if takes_part is None or key in takes_part}
+    reading = _read_layers(argv, _Reading(settings, without=without), presets or {}, options, derive)
     reading.follow_device(finds_gpus)
     config, plugins = reading.build(options)
     if check_rules and not reading.is_incomplete:
@@ -271,7 +277,8 @@ def load(
         reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken, of_plugins=of_plugins)
     if reading.mistakes:
         raise config_error(reading.mistakes)
-    return Resolved(config, plugins, {key: reading.provenance.get(key, DEFAULT) for key in reading.settings})
+    keys = [key for key, one in reading.settings.items() if not one.of_plugin or one.section in options]
+    return Resolved(config, plugins, {key: reading.provenance.get(key, DEFAULT) for key in keys})
 
 
 @dataclass(slots=True)
@@ -284,7 +291,7 @@ class _Reading:
     mistakes: list[Mistake] = field(default_factory=list)
     is_incomplete: bool = False
     without_effect: list[tuple[str, list[str], WithoutEffect]] = field(default_factory=list)
-    inactive: Mapping[str, str] = field(default_factory=dict)
+    without: Collection[str] = ()
 
     @property
     def broken(self) -> frozenset[str]:
@@ -298,15 +305,16 @@ class _Reading:
     def read_presets(self, presets: Presets) -> None:
         """Read the presets of settings that neither the file nor a flag gives."""
         flags = {setting.flag: key for key, setting in self.settings.items()}
-        for name, (value, plugin) in presets.items():
+        for name, entries in presets.items():
+            value, plugin = entries[0]
             flag = f"--{name.replace('_', '-')}"
             key = flags.get(flag, name)  # a plugin's setting may have a flag of its own
             setting = self.settings.get(key)
             if key in self.values or key in self.broken:
                 continue
-            if isinstance(value, Contested):
-                message = f"{key} is preset by {' and by '.join(value.by)}; say what it is to be with {flag}"
-                self.blame(f"{message}, or take one of them away with --no-plugin NAME", key)
+            if any(other != value for other, _ in entries):
+                owners = " and ".join(plugin for _, plugin in entries)
+                self.blame(f"{key} is preset by the plugins {owners}; set it with {flag}", key)
             elif setting is not None and not setting.notes(NamesCode):
                 read = partial(setting.read_python, value)
                 self._put(setting, Provenance("preset", plugin), read, f"{key}, set by plugin {plugin}")
@@ -318,7 +326,7 @@ class _Reading:
     def read_file(self, document: Document | None) -> None:
         if document is None:
             return
-        for setting, value, place in document.values(self.settings, self.mistakes, self.inactive):
+        for setting, value, place in document.values(self.settings, self.mistakes, self.without):
             self.settings[setting.key] = setting
             origin = Provenance("file", place.split(" ")[0])
             self._put(setting, origin, partial(setting.read_toml, value, base=document.path.parent), place)
@@ -397,9 +405,14 @@ class _Reading:
             for name in prompt_formats(path):
                 yield Choice(PROMPT_FORMAT, name, self._where(setting))
 
+    def plugins(self) -> frozenset[str]:
+        """The plugins whose options flags or the file set."""
+        layers = {key: origin.layer for key, origin in self.provenance.items() if self.settings[key].of_plugin}
+        return frozenset(self.settings[key].section for key, layer in layers.items() if layer in ("file", "flag"))
+
     def _where(self, key: str) -> str:
         """``--corrections``, or ``corrections (file run.toml:3)``."""
-        origin = self.provenance[key]
+        origin = self.provenance.get(key, DEFAULT)
         return origin.where if origin.layer == "flag" else f"{key} ({origin})"
 
     def code(self) -> Iterator[NamedCode]:
@@ -528,7 +541,7 @@ def _read_layers(
     argv: Sequence[str], reading: _Reading, presets: Presets, options: Options, derive: Derive | None
 ) -> _Reading:
     """``reading`` after the file, flags, presets, and what these imply for other settings."""
-    line = read_command_line(argv, reading.settings, reading.inactive)
+    line = read_command_line(argv, reading.settings)
     document = _document(line, reading)
     reading.read_file(document)
     reading.mistakes += line.mistakes
@@ -541,16 +554,6 @@ def _read_layers(
     reading.follow_model()
     reading.follow_devices()
     return reading
-
-
-def _flags(line: CommandLine, document: Document | None) -> dict[str, str]:
-    found = {}
-    if document is not None:
-        for table, entries in document.tables.items():
-            prefix = "" if table in RunConfig.model_fields else f"{table}."
-            for key in entries if isinstance(entries, dict) else ():
-                found[prefix + key.replace("_", "-")] = document.place(table, key)
-    return found | {flag.removeprefix("--"): flag for flag in line.flags}
 
 
 def _document(line: CommandLine, reading: _Reading) -> Document | None:

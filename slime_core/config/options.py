@@ -196,7 +196,7 @@ class ReadBy:
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """The setting holds for one start: ``config.toml`` has it as a comment only, so that a resume has to give a consent
+    """The setting holds for one start: ``config.toml`` has it as a comment only, so that a resume has to give it
     again, and reads what followed from the setting rather than the file that it named."""
 
 

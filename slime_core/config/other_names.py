@@ -43,7 +43,7 @@ _NAMES: Mapping[str, str] = {
         max_steps num_steps total_steps total_training_steps num_train_steps epochs num_epochs num_train_epochs
         max_epochs total_epochs num_episodes
     """,
-    "--hf-checkpoint": "model model_path model_name_or_path pretrain actor_model base_model",
+    "--hf-checkpoint": "model_path model_name_or_path pretrain actor_model base_model",
     "--hf-checkpoint, whose tokenizer it is": "tokenizer tokenizer_path tokenizer_name tokenizer_name_or_path",
     "--ref-load": "ref_model ref_model_path reference_model",
     "--prompt-data": "dataset dataset_name dataset_path train_file train_files train_data train_dataset data",

@@ -107,13 +107,9 @@ class JobConfig(Section):
     plugins: tuple[Name, ...] = ()
     """Plugins of the run, by name, module or .py file; named by flag, they replace those of the file."""
     no_plugins: tuple[Name, ...] = ()
-    """Plugins to leave out, even if the file, another plugin or the model names them."""
-    locked: bool = False
-    """Refuse every plugin that differs from slime.lock, before it is imported."""
-    lock_file: Path | None = None
-    """The lock that --locked reads and slime plugins lock writes; naming it means --locked. None: slime.lock here."""
+    """Plugins to leave out, even if the file names them or the model needs them."""
     allow_plugin_change: Annotated[bool, Once()] = False
-    """Resume although plugins or slime have changed since the checkpoint; recorded in plugins.json."""
+    """Resume although plugins or slime have changed since the checkpoint."""
     max_restarts: NonNegativeInt = 3
     """How often the run restarts from its newest checkpoint after a process, a node or Ray died; a new checkpoint
     resets the count. 0: it ends."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -181,13 +182,6 @@ SHOWN = 60
 
 class Unacceptable(ValueError):
     """A value is not one that the setting accepts; the message says what is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contested:
-    """The value of a preset that several plugins set: none of theirs; ``by`` says in messages who they are."""
-
-    by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,3 +484,33 @@ def _table_mistake(one: ErrorDetails) -> str:
     where = "" if number is None else f"table {int(number) + 1} {'.'.join(map(str, keys))}".rstrip() + ": "
     found = "" if isinstance(one["input"], dict) else f"found {one['input']!r}, "
     return f"{where}{found}{one['msg'][:1].lower()}{one['msg'][1:]}"
+
+
+_TABLE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def check_options(plugin: str, options: type[BaseModel], flags: dict[str, str], *, owner: str) -> None:
+    """Check the options class of a plugin, and add its flags to ``flags``.
+
+    Arguments:
+        flags: flag -> who has it, of the plugins before; empty: of none.
+        owner: the plugin in words.
+
+    Raises:
+        TypeError: it is no frozen pydantic model.
+        ValueError: an option has no default or description, the plugin cannot have a table in a file, or a flag is that
+            of the core or of another plugin.
+    """
+    if not flags:
+        flags |= {setting.flag: "slime" for setting in core_settings().values()} | {"--config": "slime"}
+    if not getattr(options, "model_config", {}).get("frozen"):
+        raise TypeError("options are a subclass of slime_core.PluginOptions")
+    for name, info in options.model_fields.items():
+        if info.is_required() or not info.description:
+            raise ValueError(f"option {name} needs a default and a description: Field(0.1, description='...')")
+    if plugin in RunConfig.model_fields or _TABLE.fullmatch(plugin) is None:
+        raise ValueError(f"[{plugin}] cannot be the table of its options; give the plugin another name")
+    settings = plugin_settings({plugin: options}).values()
+    if clash := next((setting.flag for setting in settings if setting.flag in flags), None):
+        raise ValueError(f"the flag {clash} is taken by {flags[clash]}; --no-plugin leaves one of the two out")
+    flags |= {setting.flag: owner for setting in settings}

@@ -14,7 +14,7 @@ A TOML file has one table per section, and one per named plugin.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -76,14 +76,11 @@ class CommandLine:
         self.mistakes.append(Mistake(message, key))
 
 
-def read_command_line(
-    argv: Sequence[str], settings: Mapping[str, Setting], inactive: Mapping[str, str] | None = None
-) -> CommandLine:
+def read_command_line(argv: Sequence[str], settings: Mapping[str, Setting]) -> CommandLine:
     """Parse the flags of ``argv`` and their words; mistakes are collected, not raised.
 
     Arguments:
-        settings: key -> setting, of the core and of the active plugins.
-        inactive: flag without dashes, or plugin in brackets -> the message for it, for plugins that are not active.
+        settings: key -> setting, of the core and of all loaded plugins.
     """
     line = CommandLine()
     by_flag = {setting.flag: setting for setting in settings.values()}
@@ -98,21 +95,12 @@ def read_command_line(
             _take(by_flag[flag], words, line)
         elif flag in switches:
             _switch_off(switches[flag], flag, words, line)
-        elif reported := of_inactive(flag, inactive or {}):
-            line.blame(f"{flag}: {reported}")
         else:
             _take_foreign(flag, words, line, by_flag)
     for key, word in NO_EVAL.items() if NO_EVAL_FLAG in line.flags else ():
         if line.words.setdefault(key, [word]) not in ([], [word]):
             line.blame(f"{NO_EVAL_FLAG}: nothing is evaluated with it; leave it or {settings[key].flag} out", key)
     return line
-
-
-def of_inactive(flag: str, inactive: Mapping[str, str]) -> str | None:
-    """Return the message of ``inactive`` for a flag or for its ``--no-`` form; see :func:`read_command_line`."""
-    name = flag.removeprefix("--")
-    plugin, dot, _ = name.partition(".")
-    return inactive.get(f"[{plugin}]" if dot else name) or inactive.get(name.removeprefix("no-"))
 
 
 def _flags_with_words(argv: Sequence[str], line: CommandLine) -> Iterator[tuple[str, list[str]]]:
@@ -176,7 +164,7 @@ def _take_foreign(flag: str, words: list[str], line: CommandLine, by_flag: Mappi
 def _unknown(flag: str, by_flag: Mapping[str, Setting]) -> Mistake:
     plugin, dot, _ = flag.removeprefix("--").partition(".")
     if dot and not any(setting.of_plugin and setting.section == plugin for setting in by_flag.values()):
-        return Mistake(f"{flag}: the run names no plugin {plugin!r} that has options; add --plugin {plugin}")
+        return Mistake(f"{flag}: no installed plugin {plugin!r} has options")
 
     def similar() -> str:
         # Settings of slime and its plugins come first: where an engine's flag is as near, one of them was meant.
@@ -208,22 +196,26 @@ class Document:
         file = f"{self.path.name}:{line}" if line else self.path.name
         return " ".join(filter(None, [file, f"[{table}]" if table else "", key]))
 
+    def other_tables(self, settings: Mapping[str, Setting]) -> list[str]:
+        """Return the tables that are no section of ``settings`` and of no engine."""
+        sections = {setting.section for setting in settings.values()} | ENGINES.keys()
+        return [table for table in self.tables if table not in sections]
+
     def values(
-        self, settings: Mapping[str, Setting], mistakes: list[Mistake], inactive: Mapping[str, str] | None = None
+        self, settings: Mapping[str, Setting], mistakes: list[Mistake], without: Collection[str] = ()
     ) -> Iterator[tuple[Setting, object, str]]:
         """Yield every setting in the file with its TOML value and its place. Unknown keys and tables are added to
         ``mistakes``, and so is a setting that is also in its old section.
 
         Arguments:
-            inactive: flag without dashes, or plugin in brackets -> the message for it, for plugins that are not active;
-                empty: the table is ignored, because ``--no-plugin`` leaves out its plugin.
+            without: plugins that ``--no-plugin`` leaves out; their tables are ignored.
         """
         by_place = {(setting.section, setting.name): setting for setting in settings.values()}
         for setting in settings.values():
             if setting.old_section is not None:
                 by_place.setdefault((setting.old_section, setting.name), setting)
         seen: dict[str, str] = {}
-        for place, found, value in self._entries(by_place, inactive or {}):
+        for place, found, value in self._entries(by_place, without):
             if isinstance(found, str):
                 mistakes.append(Mistake(f"{place}: {found}"))
                 continue
@@ -231,23 +223,21 @@ class Document:
                 mistakes.append(Mistake(f"{place}: stands there and at {first}; keep one of them", found.key))
             yield found, value, place
 
-    def _entries(self, by_place: Places, inactive: Mapping[str, str]) -> Iterator[tuple[str, Setting | str, object]]:
+    def _entries(self, by_place: Places, without: Collection[str]) -> Iterator[tuple[str, Setting | str, object]]:
         """Yield every place with its setting, or the mistake there, and its value."""
         for table, entries in self.tables.items():
             if not isinstance(entries, dict):
                 yield self.place("", table), f"stands in no section{_home(table, by_place)}", None
             elif table in ENGINES:
                 yield from ((self.place(table, key), _of_engine(table, key), value) for key, value in entries.items())
-            elif inactive.get(f"[{table}]") == "":
+            elif table in without:
                 continue
             elif not any(section == table for section, _ in by_place):
-                of_keys = (inactive.get(key.replace("_", "-")) for key in entries)
-                reported = inactive.get(f"[{table}]") or next(filter(None, of_keys), None) or _no_table(table, by_place)
-                yield self.place(table), reported, None
+                yield self.place(table), _no_table(table, by_place), None
             else:
                 for key, value in entries.items():
-                    found = by_place.get((table, key)) or inactive.get(key.replace("_", "-"))
-                    yield self.place(table, key), found or f"no such setting{_home(key, by_place)}", value
+                    setting = by_place.get((table, key)) or f"no such setting{_home(key, by_place)}"
+                    yield self.place(table, key), setting, value
 
 
 def _of_engine(table: str, key: str) -> Setting | str:
@@ -311,6 +301,6 @@ def _home(key: str, by_place: Places) -> str:
 def _no_table(table: str, by_place: Places) -> str:
     sections = [*dict.fromkeys(section for section, _ in by_place), *ENGINES]
     return (
-        f"neither a section nor a named plugin with options{nearest(table, sections)}\n"
-        f"sections: {', '.join(sections)}; a plugin is named with --plugin, or in [run] plugins"
+        f"neither a section nor an installed plugin with options{nearest(table, sections)}\n"
+        f"sections: {', '.join(sections)}; slime plugins list shows the plugins"
     )

@@ -15,7 +15,7 @@ __all__ = ["connect", "real_engine"]
 
 
 def connect(url: str, *, vocab_size: int | None = None, timeout_s: float = 20.0) -> AbstractAsyncContextManager[Client]:
-    """Make the client with which a run calls engines; enter it with ``async with``.
+    """Return the client with which a run calls engines; enter it with ``async with``.
 
     Arguments:
         url: of an engine, fake or real, or of a router.

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from slime_core.components.construction import prepare_options
+from slime_core.components.functions import find_functions
+from slime_core.components.selection import policy_loss
 from slime_core.config.load import load, peek
 from slime_core.errors import RunError, WaitTimeout
 from slime_core.learner import LearnerSettings
 from slime_core.plugins.activation import activate
-from slime_core.plugins.construction import prepare_options
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample
 from slime_core.weights.engine_control import reserve_port
@@ -91,12 +92,12 @@ def train_step(
     active = activate(
         seen.plugins,
         architecture=architecture,
-        choices=seen.choices,
-        flags=seen.flags,
-        code=seen.code,
         without=seen.no_plugins,
+        in_file=seen.in_file,
+        uses=seen.uses,
+        functions=find_functions,
     )
-    resolved = load(flags, **active.for_settings, check_rules=False)
+    resolved = load(flags, **active.offered.for_load, check_rules=False)
     settings = LearnerSettings(
         resolved.config,
         model.resolve(),

@@ -1,4 +1,4 @@
-"""Megatron in the process of a test: one rank, on the CPU where there is no GPU; a small shard with micro-batches."""
+"""Megatron in the process of a test: one rank, on the CPU if there is no GPU; a small shard with micro-batches."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from slime_core.contracts import MicroBatch
 from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.modeling import prepare_megatron
 from slime_core.modeling.layout import ParallelLayout, initialize_model_parallel
-from slime_core.plugins.contracts import MicroBatch
 from slime_core.types import StepPlan, TrainBatch
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def start_single_rank(*, seed: int = 1) -> ParallelLayout:
-    """Make this process the only rank of a gloo group and of Megatron's groups; returns its layout, nothing parallel.
+    """Make this process the only rank of a gloo group and of Megatron's groups; return its layout.
 
     Can be called once in a process. Computes with one thread, so that results repeat.
 
@@ -41,7 +41,7 @@ def start_single_rank(*, seed: int = 1) -> ParallelLayout:
 
 
 def small_shard(rollout: int = 0) -> tuple[TrainBatch, list[Sequence[MicroBatch]]]:
-    """Two samples of 2 + 2 and 2 + 1 tokens in one optimizer step of two micro-batches; every column is filled."""
+    """Return two samples of 2 + 2 and 2 + 1 tokens in one optimizer step of two micro-batches, with filled columns."""
     shard = TrainBatch(
         rollout=rollout,
         tokens_T=np.array([5, 6, 7, 8, 5, 6, 9], dtype=np.int32),

@@ -1,19 +1,13 @@
-"""A plugin under test, activated as in a run that names it alone; and what its components and hooks are given.
+"""A plugin under test, loaded as in a run that names it alone, and arguments for its components and hooks.
 
-    activate       the plugin together with ``core``; a PluginError where a run would refuse it
-    ActivePlugin   what it offers, its options, its hooks; its JSON activates the same code in another process
-    only_core_installed           a block in which no installed plugin but ``core`` is found
-    default_run_view              the run of a component under test: the built-in model, every setting at its default
-    run_info, learner_info        what lifecycle hooks are given, without a run
-
-Everything here raises what a run would raise, with the same messages.
+Errors are those of a run, with the same messages.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +16,17 @@ from unittest.mock import patch
 
 from pydantic import BaseModel
 
+from slime_core.components.construction import construct, load, refusals, run_view
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.settings import core_values
+from slime_core.contracts import LearnerInfo, Optimizer, Place, RunInfo, RunView
 from slime_core.errors import PluginError
 from slime_core.plugins import discovery, hooks
-from slime_core.plugins.component import Component, Kind
-from slime_core.plugins.construction import construct, refusals, run_view
-from slime_core.plugins.contracts import LearnerInfo, Optimizer, Place, RunInfo, RunView
-from slime_core.plugins.discovery import CORE, Declared, PluginIdentity, PluginSource, resolve
-from slime_core.plugins.hooks import LIFECYCLE_HOOKS
-from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.plugins.manifest import Manifest, attach, record, source_of
+from slime_core.plugins.activation import load_plugins
+from slime_core.plugins.discovery import CORE, Plugin
+from slime_core.plugins.lifecycle import Hooks
+from slime_core.plugins.manifest import Manifest, attach, record
+from slime_core.plugins.registration import Component, Kind, Registration
 from slime_core.plugins.registry import Registry, register
 
 if TYPE_CHECKING:
@@ -43,15 +37,18 @@ __all__ = [
     "activate",
     "core_sections",
     "default_run_view",
+    "find_plugin",
     "hook_parameters",
+    "installed_plugins",
     "learner_info",
     "only_core_installed",
+    "owner_of",
     "run_info",
 ]
 
 
 def default_run_view(options: Mapping[str, BaseModel] | None = None) -> RunView:
-    """The view of a run of the built-in model with every setting at its default, for making a component.
+    """Return the view of a run of the built-in model with every setting at its default, for building a component.
 
     Arguments:
         options: plugin name -> its options object, for ``settings``.
@@ -60,12 +57,12 @@ def default_run_view(options: Mapping[str, BaseModel] | None = None) -> RunView:
 
 
 def run_info(folder: Path, *, step: int = 0, num_rollout: int = 2) -> RunInfo:
-    """The argument of ``slime_run_start`` and ``slime_run_end``.
+    """Return the argument of ``slime_run_start`` and ``slime_run_end``.
 
     Arguments:
-        folder: of the run; has to exist.
-        step: training steps done when it started.
-        num_rollout: training steps that it will have done at its end.
+        folder: of the run; it must exist.
+        step: training steps done when the run started.
+        num_rollout: training steps that the run will have done at its end.
     """
     return RunInfo(folder, core_values(RunConfig()), step=step, num_rollout=num_rollout)
 
@@ -73,68 +70,64 @@ def run_info(folder: Path, *, step: int = 0, num_rollout: int = 2) -> RunInfo:
 def learner_info(
     rank: int, world_size: int, *, model: Sequence[torch.nn.Module] = (), optimizer: Optimizer | None = None
 ) -> LearnerInfo:
-    """The argument of the hooks of learner rank ``rank`` of ``world_size``.
+    """Return the argument of the hooks of learner rank ``rank`` of ``world_size``.
 
     Arguments:
-        model: the chunks of the model on this rank; empty: it is not built yet.
-        optimizer: None: it is not built yet.
+        model: the chunks of the model on this rank; empty if it is not built yet.
+        optimizer: None if it is not built yet.
     """
     return LearnerInfo(rank, world_size, core_values(RunConfig()), model=tuple(model), optimizer=optimizer)
 
 
 @dataclass(frozen=True, slots=True)
 class ActivePlugin:
-    """A plugin that is active together with ``core``; made by :func:`activate`.
+    """A plugin that takes part together with ``core``. :func:`activate` returns it.
 
     Example::
 
         grpo = activate("grpo")
-        grpo.offers                                                  # ((Kind.ADVANTAGE_ESTIMATOR, "grpo"), ...)
-        estimator = grpo.build(Kind.ADVANTAGE_ESTIMATOR, "grpo")     # as a run makes it
-
-    Arguments:
-        source: the plugin, as another process can load it again.
+        [component.name for component in grpo.components]            # ["grpo", ...]
+        estimator = grpo.build(Kind.ADVANTAGE_ESTIMATOR, "grpo")     # built as in a run
     """
 
-    source: PluginSource
+    plugin: Plugin
     _registry: Registry
 
     @property
-    def identity(self) -> PluginIdentity:
-        """Name, distribution and version of the plugin, for messages."""
-        return self.source.plugin
+    def added(self) -> Registration:
+        """What its ``slime_register`` added."""
+        return self._registry.loaded[self.plugin.name].added
 
     @property
-    def offers(self) -> tuple[tuple[Kind, str], ...]:
-        """Kind and name of each of its components, by kind, then name; without those of ``core``."""
-        named = ((kind, name) for kind in Kind for name in self._registry.names(kind))
-        return tuple((kind, name) for kind, name in named if self._registry.owner(kind, name) == self.identity)
+    def components(self) -> list[Component]:
+        """Its components, by kind, then name."""
+        return sorted(self.added.components, key=lambda component: (component.kind, component.name))
 
     @property
     def lifecycle(self) -> tuple[str, ...]:
         """The lifecycle hooks that it implements, in the order of a run."""
-        found = self._registry.lifecycle
-        return tuple(hook for hook in LIFECYCLE_HOOKS if any(one.plugin == self.identity for one in found[hook]))
+        implemented = Hooks(self._registry).implementations
+        return tuple(hook for hook in hooks.PLACES if any(name == self.plugin.name for name, _ in implemented(hook)))
 
     def component(self, kind: Kind, name: str) -> Component:
-        """The component, its traits filled in; its code is not imported.
+        """Return the component without importing its target.
 
         Raises:
             PluginError: neither the plugin nor ``core`` offers it.
         """
-        return self._registry.find(kind, name)
+        return self._registry.component(kind, name)
 
     def load(self, kind: Kind, name: str) -> object:
-        """The object at the component's target, imported and checked against the contract of its kind.
+        """Return the target of the component, imported and checked against the contract of its kind.
 
         Raises:
             PluginError: there is no such component, the import failed, or the target does not fit its contract.
         """
-        loaded: object = self._registry.load(kind, name)
-        return loaded
+        target: object = load(self._registry, kind, name)
+        return target
 
     def build(self, kind: Kind, name: str, *, options: BaseModel | None = None, run: RunView | None = None) -> object:
-        """An object of the component, made as a run makes it.
+        """Build the component as a run does.
 
         Arguments:
             options: of this plugin; None: their defaults.
@@ -143,99 +136,131 @@ class ActivePlugin:
         Raises:
             PluginError: as :meth:`load`, or its constructor failed.
         """
-        given = {} if options is None else {self.identity.name: options}
-        built: object = construct(self._registry, kind, name, given, run or default_run_view(given))
-        return built
+        values = {} if options is None else {self.plugin.name: options}
+        component: object = construct(self._registry, kind, name, values, run or default_run_view(values))
+        return component
 
     def default_options(self) -> BaseModel | None:
-        """The plugin's options with their defaults; None: it has none."""
-        options = self._registry.options.get(self.identity.name)
-        return None if options is None else options()
+        """Return the plugin's options with their defaults; None if it has none."""
+        options: BaseModel | None = self._registry.options_of(self.plugin.name)
+        return options
 
-    def hooks(self, place: Place, options: BaseModel | None, *, where: str | None = None) -> LifecycleHooks:
-        """Its lifecycle hooks, as the run's process at ``place`` calls them.
+    def hooks(self, place: Place, options: BaseModel | None = None, *, where: str | None = None) -> Hooks:
+        """Return the hooks of the plugin and of ``core``, as the run's process at ``place`` calls them.
 
         Arguments:
-            options: the plugin's options, or None where it has none.
-            where: the place in words, for messages; None: the place's name.
+            options: of this plugin; None: their defaults.
+            where: the process in words, for messages, such as ``rank 0``; None: the place.
         """
-        return LifecycleHooks(self._registry, place=place, options={self.identity.name: options}, where=where)
+        return Hooks(self._registry, place=place, options={self.plugin.name: options}, where=where)
 
     def refusals(self, architecture: str, config: Mapping[str, object]) -> list[str]:
-        """The parts of a checkpoint that its model spec does not build, known before the start; empty: none.
+        """Return a text for each part of a checkpoint that its model spec does not build, as known before the start.
 
         Arguments:
             config: the object of the checkpoint's ``config.json``.
 
         Raises:
-            PluginError: the spec's own check failed.
+            PluginError: the function in the spec's ``unsupported`` failed.
         """
         return refusals(self._registry, architecture, config)
 
     def to_json(self, options: BaseModel | None) -> str:
-        """The plugin's identity, the digests of its files and its options, for :meth:`from_json` in another process.
+        """Return the plugin, the digest of its files and its options, for :meth:`from_json` in another process.
 
         Raises:
             PluginError: its files cannot be found.
         """
-        sources = [PluginSource(CORE), *([] if self.identity == CORE else [self.source])]
-        found = {
-            "manifest": record(sources).to_json(),
+        values = {
+            "manifest": record(self._registry.plugins).to_json(),
             "options": "" if options is None else options.model_dump_json(),
         }
-        return json.dumps(found)
+        return json.dumps(values)
 
     @classmethod
     def from_json(cls, text: str) -> tuple[ActivePlugin, BaseModel | None]:
-        """The same plugin, activated in this process, and its options.
+        """Return the same plugin, loaded in this process, and its options.
 
         Raises:
             ManifestMismatch: this process has other code than the one that wrote ``text``.
             PluginError: the plugin fails while it is imported.
         """
-        given = json.loads(text)
-        manifest = Manifest.from_json(given["manifest"])
-        active = cls(source_of(manifest.entries[-1]), attach(manifest))
-        options = active._registry.options.get(active.identity.name)
-        has_options = options is not None and given["options"]
-        return active, options.model_validate_json(given["options"]) if options and has_options else None
+        values = json.loads(text)
+        registry = attach(Manifest.from_json(values["manifest"]))
+        plugin = registry.plugins[-1]
+        options = registry.options.get(plugin.name)
+        if options is None or not values["options"]:
+            return cls(plugin, registry), None
+        return cls(plugin, registry), options.model_validate_json(values["options"])
 
 
-def activate(plugin: str | PluginSource) -> ActivePlugin:
-    """The plugin together with ``core``, imported and registered as in a run that names it.
+def activate(plugin: str | Plugin) -> ActivePlugin:
+    """Load the plugin together with ``core``, as a run that names it does.
 
     Arguments:
-        plugin: what a run writes after ``--plugin``, or what :func:`slime_core.harness.find_plugin` returned.
+        plugin: a word of ``--plugin``, or what :func:`find_plugin` returned.
 
     Raises:
-        PluginError: there is no such plugin, or a run would refuse it.
+        PluginError: there is no such plugin, or it cannot be loaded.
     """
-    source = resolve(plugin) if isinstance(plugin, str) else plugin
-    core = PluginSource(CORE)
-    return ActivePlugin(source, register([core] if source.plugin.name == CORE.name else [core, source]))
+    plugin = find_plugin(plugin) if isinstance(plugin, str) else plugin
+    return ActivePlugin(plugin, register([CORE] if plugin.name == CORE.name else [CORE, plugin]))
+
+
+def installed_plugins() -> list[Plugin]:
+    """Return ``core`` and the installed plugins, sorted by name; imports none."""
+    return discovery.installed()[0]
+
+
+def find_plugin(name: str) -> Plugin:
+    """Return the plugin of ``--plugin NAME``: an installed one, a file or a module; imports nothing.
+
+    Raises:
+        PluginError: there is no such plugin or file.
+    """
+    if discovery.is_path(name):
+        return discovery.resolve(name)
+    plugins = {plugin.name: plugin for plugin in installed_plugins()}
+    if name not in plugins:
+        raise discovery.unknown_plugin(name, list(plugins))
+    return plugins[name]
+
+
+def owner_of(kind: Kind, name: str, *, prefer: Iterable[str] = ()) -> Plugin:
+    """Return the installed plugin that offers the component.
+
+    Arguments:
+        prefer: plugins that are meant if several offer it.
+
+    Raises:
+        PluginError: no plugin offers it, or several do.
+    """
+    registry = load_plugins()
+    preferred = [plugin for plugin, _ in registry.offers(kind, name) if plugin.name in prefer]
+    return preferred[0] if preferred else registry.owner(kind, name)
 
 
 def hook_parameters(hook: str) -> tuple[str, ...]:
-    """The parameters that a lifecycle hook may take, by name, in the order of its specification.
+    """Return the names of the parameters that a lifecycle hook may take, in the order of its specification.
 
     Raises:
         PluginError: there is no such hook.
     """
-    if hook not in LIFECYCLE_HOOKS:
-        raise PluginError(f"there is no lifecycle hook {hook!r}; there are {', '.join(LIFECYCLE_HOOKS)}")
+    if hook not in hooks.PLACES:
+        raise PluginError(f"there is no lifecycle hook {hook!r}. Lifecycle hooks are {', '.join(hooks.PLACES)}.")
     return tuple(inspect.signature(getattr(hooks, hook)).parameters)
 
 
 def core_sections() -> Sequence[str]:
-    """The sections of the core's settings, whose names no plugin may have."""
+    """Return the names of the sections of the core's settings, which no plugin may have."""
     return tuple(RunConfig.model_fields)
 
 
 @contextmanager
 def only_core_installed() -> Iterator[None]:
-    """In this block no entry point is found: only ``core``, files and modules can be named as plugins.
+    """Hide all installed plugins except ``core`` in the block; files and modules can still be named.
 
-    Changes the process while it lasts; not for concurrent use.
+    Changes the process while the block runs; not for concurrent use.
     """
-    with patch.object(discovery, "scan", Declared):  # without arguments it is an empty scan
+    with patch.object(discovery, "_declared", lambda distribution: iter(())):
         yield

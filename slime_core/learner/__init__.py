@@ -38,8 +38,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from slime_core.components.construction import ProcessSettings
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.plugins.construction import ProcessSettings
 
 
 @dataclass(frozen=True, slots=True)

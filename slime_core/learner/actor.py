@@ -38,13 +38,13 @@ from slime_core.checkpoint.folder import (
     writing,
 )
 from slime_core.config.model_config import CARRIED
+from slime_core.contracts import Place
 from slime_core.errors import CheckpointError, SlimeError, WeightSyncError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.critic_reshard import TokenValues, values_of_shard
 from slime_core.learner.rank_load import RankLoad, SlowRank, load_metrics
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.plugins.contracts import Place
-from slime_core.plugins.lifecycle import Failures, PlaceStates
+from slime_core.plugins.lifecycle import PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.runtime.actors import (
     ActorGroup,
@@ -57,6 +57,7 @@ from slime_core.runtime.actors import (
     uncollected,
 )
 from slime_core.runtime.waiting import Wait, has_ended, wait
+from slime_core.track.failures import Failures
 from slime_core.types import TrainBatch
 from slime_core.weights import PublisherSettings
 from slime_core.weights.engine_control import reserve_port

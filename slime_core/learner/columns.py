@@ -38,20 +38,20 @@ import torch
 import torch.distributed as dist
 
 from slime_core.config.learning import PARITY_BOUNDS, STRICT_PARITY_BOUNDS, WeightsConfig
-from slime_core.errors import ComparedToken, ParityError, RunError
-from slime_core.learner.checks import require_per_token, require_type
-from slime_core.learner.micro_batches import MicroBatch
-from slime_core.learner.objective import BEYOND, LARGEST, SUM, TOKENS
-from slime_core.ops.whitening import whitened
-from slime_core.plugins.contracts import (
+from slime_core.contracts import (
     AdvantageSettings,
     Reductions,
     ResponseTokens,
     TokenAdvantageEstimator,
     TokenAdvantages,
 )
-from slime_core.plugins.loading import boundary
+from slime_core.errors import ComparedToken, ParityError, RunError
+from slime_core.learner.checks import require_per_token, require_type
+from slime_core.learner.micro_batches import MicroBatch
+from slime_core.learner.objective import BEYOND, LARGEST, SUM, TOKENS
+from slime_core.ops.whitening import whitened
 from slime_core.types import TrainBatch
+from slime_core.user_code.failures import boundary
 
 
 @dataclass(slots=True)

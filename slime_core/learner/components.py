@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from slime_core.components.construction import construct
+from slime_core.components.selection import SETTINGS_READ
+from slime_core.contracts import AdvantageSettings, LearnerInfo, LossParts
 from slime_core.errors import PluginError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.columns import DataParallelSums, TokenEstimation
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
 from slime_core.learner.trained_model import NamedSpec
-from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import construct
-from slime_core.plugins.contracts import AdvantageSettings, LearnerInfo, LossParts
-from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.lifecycle import Hooks
+from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
 
 
@@ -71,21 +72,21 @@ def _build_estimation(registry: Registry, settings: LearnerSettings, *, context_
     return TokenEstimation(
         estimator,
         label=label,
-        reads=traits.columns(kl_coef=algorithm.kl_coef),
+        reads=_columns(traits.reads, kl_coef=algorithm.kl_coef),
         settings=AdvantageSettings(gamma=algorithm.gamma, lambd=algorithm.lambd, kl_coef=algorithm.kl_coef),
         reduce=DataParallelSums(parallel_state.get_data_parallel_group(with_context_parallel=False)),
         context_group=context_group,
     )
 
 
-def collect_loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts:
+def collect_loss_parts(hooks: Hooks, learner: LearnerInfo) -> LossParts:
     """Return the parts of the loss that the run's plugins replace.
 
     Raises:
         PluginError: two plugins replace the same part, or a plugin returned something other than a ``LossParts``.
     """
     merged, plugins = LossParts(), hooks.implementers("slime_loss_parts")
-    for given in hooks.results("slime_loss_parts", learner=learner):
+    for given in hooks.call("slime_loss_parts", learner=learner):
         if not isinstance(given, LossParts):
             raise PluginError(f"slime_loss_parts of {plugins} returned {given!r:.80}; return a LossParts, or None.")
         if twice := sorted(merged.given & given.given):
@@ -97,18 +98,24 @@ def collect_loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts
     return merged
 
 
-def build_model_spec(registry: Registry, settings: LearnerSettings, *, hooks: LifecycleHooks) -> NamedSpec:
+def build_model_spec(registry: Registry, settings: LearnerSettings, *, hooks: Hooks) -> NamedSpec:
     """Build the model spec of the checkpoint's architecture, with the changes of the run's plugins.
 
     Raises:
         PluginError: the spec cannot be built, or a plugin cannot change this family.
     """
-    component = registry.model_spec(settings.architecture)
-    assert component is not None, "the driver refuses a checkpoint without a model spec"
-    traits: Any = component.traits
+    offer = registry.model_spec(settings.architecture)
+    assert offer is not None, "the driver refuses a checkpoint without a model spec"
+    component = offer[1]
     spec, label = _construct(registry, Kind.MODEL_SPEC, component.name, settings)
-    hooks.results("slime_model_spec", spec=spec)
-    return NamedSpec(spec, label, inputs=traits.inputs)
+    hooks.call("slime_model_spec", spec=spec)
+    return NamedSpec(spec, label, inputs=component.traits.inputs)
+
+
+def _columns(reads: frozenset[str], *, kl_coef: float) -> frozenset[str]:
+    """Return the columns that an estimator reads, with those of the divergence if ``kl_coef`` is not 0."""
+    divergence = {"log_probs", "ref_log_probs"} if kl_coef and "kl" in reads else set()
+    return (reads - SETTINGS_READ) | divergence
 
 
 def _construct(registry: Registry, kind: Kind, name: str, settings: LearnerSettings) -> tuple[Any, str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from slime_core import contracts
 from slime_core.checkpoint.folder import critic_part
 from slime_core.config.learning import OptimizerConfig
 from slime_core.config.model_config import described, forward_flops
@@ -45,8 +46,7 @@ from slime_core.learner.trained_model import (
 )
 from slime_core.ops.losses import clipped_value_loss
 from slime_core.ops.packing import row_budget
-from slime_core.plugins import contracts
-from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.lifecycle import Hooks
 from slime_core.plugins.registry import Registry
 from slime_core.types import TrainBatch
 
@@ -289,7 +289,7 @@ class CriticRank:
         self._settings = settings
         self._device = prepare_process(settings)
         where = f"critic rank {settings.rank}"
-        hooks = LifecycleHooks(registry, place=contracts.Place.RANK, options=settings.options, where=where)
+        hooks = Hooks(registry, place=contracts.Place.RANK, options=settings.options, where=where)
         self._spec = build_model_spec(registry, settings, hooks=hooks)
         self.critic = Critic(self._spec, settings=settings)
         choose_kernels(self.critic.trained.chunks, settings.config, device=self._device)

@@ -27,11 +27,7 @@ import torch
 import torch.distributed as dist
 
 from slime_core.config.learning import AlgorithmConfig
-from slime_core.errors import RunError
-from slime_core.learner.checks import require_per_token, require_type
-from slime_core.learner.micro_batches import MicroBatch
-from slime_core.ops.losses import LARGEST_LOG_RATIO, approximate_kl
-from slime_core.plugins.contracts import (
+from slime_core.contracts import (
     Correction,
     CorrectionOutput,
     CorrectionTerms,
@@ -42,7 +38,11 @@ from slime_core.plugins.contracts import (
     PolicyLoss,
     Segments,
 )
-from slime_core.plugins.loading import boundary
+from slime_core.errors import RunError
+from slime_core.learner.checks import require_per_token, require_type
+from slime_core.learner.micro_batches import MicroBatch
+from slime_core.ops.losses import LARGEST_LOG_RATIO, approximate_kl
+from slime_core.user_code.failures import boundary
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from safetensors.numpy import save
 from slime_core.config.model_config import ForwardFlops, described, forward_flops
 from slime_core.config.secrets import engine_access
 from slime_core.config.settings import core_values
+from slime_core.contracts import LearnerInfo, Place, TrainStep
 from slime_core.errors import ConfigError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.checks import (
@@ -54,9 +55,8 @@ from slime_core.learner.trained_model import (
     freeze,
     micro_batches_of_rank,
 )
-from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
-from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.lifecycle import Hooks
+from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
 from slime_core.track.record import Timeline, write_atomically
 from slime_core.types import TrainBatch
@@ -102,7 +102,7 @@ class Learner:
         self._config = config
         self.device = prepare_process(settings)
         where = f"learner rank {settings.rank}"
-        self.hooks = LifecycleHooks(registry, place=Place.RANK, options=settings.options, where=where)
+        self.hooks = Hooks(registry, place=Place.RANK, options=settings.options, where=where)
         self._info = LearnerInfo(settings.rank, settings.world_size, core_values(config), folder=settings.run_folder)
         self.hooks.call("slime_learner_start", learner=self._info)
         self._spec = build_model_spec(registry, settings, hooks=self.hooks)
@@ -275,7 +275,7 @@ class Learner:
                 micro.values_U = known_U[micro.places_U]
         normalizes = self._config.algorithm.normalize_advantages
         fill_advantages(self._estimation, shard, micro_batches, normalizes=normalizes)
-        self.hooks.results("slime_before_training", shard=shard, steps=steps)
+        self.hooks.call("slime_before_training", shard=shard, steps=steps)
         if self._estimation is not None:
             self.returns_U = self._estimation.returns_of(micro_batches, count=len(shard.loss_mask_U))
         if (saved := self._config.debug.save_debug_train_data) is not None:

@@ -38,8 +38,8 @@ from slime_core.learner.objective import MetricSums, Objective, reduce_metrics
 from slime_core.learner.rank_load import ComputeClock
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.ops.log_probs import log_probs_and_entropy, projected_log_probs
-from slime_core.plugins.loading import boundary
 from slime_core.types import TrainBatch
+from slime_core.user_code.failures import boundary
 
 if TYPE_CHECKING:
     from slime_core.checkpoint.sharded import StateCopy

@@ -17,7 +17,7 @@ from torch.nn import attention
 from slime_core.errors import ConfigError, RunError
 from slime_core.modeling.mlp import Function, compile_swiglu
 from slime_core.modeling.rows import LARGEST_HEAD, Sequences, attend_spans
-from slime_core.plugins.loading import boundary
+from slime_core.user_code.failures import boundary
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig

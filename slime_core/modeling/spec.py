@@ -28,17 +28,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from slime_core.components.construction import construct, refusals, run_view
 from slime_core.config.schema import ModelConfig, RunConfig
+from slime_core.contracts import Place, RunView
 from slime_core.cpu import accelerator
 from slime_core.errors import CheckpointError, ConfigError, RunError
 from slime_core.modeling import unsupported
 from slime_core.modeling.export import WeightGatherer
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.activation import activate
-from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import construct, refusals, run_view
-from slime_core.plugins.contracts import Place, RunView
-from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.lifecycle import Hooks
+from slime_core.plugins.registration import Kind
 from slime_core.types import JsonValue
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class MBridgeSpec:
         follows: names of further fields of Megatron's TransformerConfig that the family sets, because its layers and
             its engine compute them; see :data:`FOLLOWED`.
         unsupported: yields a text for each unsupported field of a ``config.json``. A family that supports less
-            overrides it, and its component names the same function as ``ModelSpecTraits.unsupported``.
+            overrides it, and its component names the same function in ``add.model_spec(unsupported=...)``.
     """
 
     unsupported: Callable[[Mapping[str, JsonValue]], Iterator[str]] = staticmethod(unsupported)
@@ -283,8 +283,7 @@ class MBridgeSpec:
     provider: Callable[..., torch.nn.Module] | None = None
     follows: frozenset[str] = frozenset()
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options
+    def __init__(self, run: RunView) -> None:
         self._run = run
         self._bridge: Any = None
         self._gatherer: WeightGatherer | None = None
@@ -475,7 +474,7 @@ def spec_of_checkpoint(
     Arguments:
         folder: the folder with the config and the tokenizer.
         config: the object of its ``config.json``.
-        plugins: plugins to activate in addition to those that claim the architecture.
+        plugins: plugins to name, in addition to the one with a model spec for the architecture.
         trust_remote_code: True: the checkpoint's own Python code may run.
 
     Raises:
@@ -489,16 +488,17 @@ def spec_of_checkpoint(
             raise ConfigError(f"{folder / 'config.json'} names no architecture; give the folder of a language model")
     if problems := refusals(registry, architecture, config):
         raise ConfigError(f"{folder / 'config.json'} {', and '.join(problems)}")
-    component = registry.model_spec(architecture)
-    assert component is not None  # or the activation had failed
+    offer = registry.model_spec(architecture)
+    assert offer is not None  # or the activation had failed
+    plugin, component = offer
     name = component.name
     run = run_view(RunConfig(model=ModelConfig(trust_remote_code=trust_remote_code)), model_folder=folder)
     spec = construct(registry, Kind.MODEL_SPEC, name, {}, run)
-    hooks = LifecycleHooks(registry, place=Place.RANK, options={}, where="building a model")
-    hooks.results("slime_model_spec", spec=spec)
+    hooks = Hooks(registry, place=Place.RANK, options={}, where="building a model")
+    hooks.call("slime_model_spec", spec=spec)
     if not isinstance(spec, MBridgeSpec):
         raise ConfigError(
-            f"model spec {name!r} of {registry.owner(Kind.MODEL_SPEC, name)} does not say which Hugging Face weights a "
+            f"model spec {name!r} of {plugin} does not say which Hugging Face weights a "
             "parameter is made of, so its checkpoints cannot be converted; accepted: a subclass of "
             "slime_core.modeling.MBridgeSpec"
         )

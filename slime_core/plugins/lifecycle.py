@@ -1,272 +1,235 @@
-"""Calls the lifecycle hooks of one process. The implementations are fixed at start, in the run's order of plugins.
+"""Calls the hooks of the plugins that take part in a run, in one process.
 
-    LifecycleHooks    the implementations of each hook in this process, and how each is called
-    Failures          errors of observers, which are sent to the driver
-    lifetime          the block between a run's start and its end
-
-A participant's exception becomes a ``PluginError`` and ends the run. An observer's exception is recorded; after
-:data:`MAX_FAILURES` of them the observer is not called again for that hook in that process.
+An exception of an implementation becomes a ``PluginError`` that names the plugin, and ends the run. The exception of an
+observer is recorded, and after :data:`MAX_FAILURES` of them the observer is not called again in that process.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import wraps
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from slime_core.errors import PluginError, SlimeError
-from slime_core.plugins.contracts import Place, RunInfo
-from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
-from slime_core.plugins.loading import boundary
-from slime_core.plugins.registry import Implementation, Registry
-from slime_core.track.track import MAX_FAILURES
+import pluggy
+
+from slime_core.config.options import DerivedSetting
+from slime_core.contracts import Place
+from slime_core.errors import SlimeError
+from slime_core.plugins import hooks
+from slime_core.plugins.discovery import CORE, Plugin
+from slime_core.plugins.registry import Loaded, Registry
+from slime_core.track.failures import Failures
 from slime_core.types import JsonValue, Sample
+from slime_core.user_code.failures import boundary
 
 if TYPE_CHECKING:
     from slime_core.generation import GenerateContext
 
+MAX_FAILURES = 3
+"""Failures of an observer in one process after which it is not called again."""
 
-GENERATED = "slime_after_generate"
+STATE, RESTORE = "slime_checkpoint_state", "slime_checkpoint_restore"
 
 PlaceStates = Mapping[str, JsonValue]
-"""Plugin name -> what its ``slime_checkpoint_state`` returned at one place, JSON-ready: ``{"mine": {"seen": 7}}``."""
+"""Plugin -> what its ``slime_checkpoint_state`` returned at one place: ``{"mine": {"seen": 7}}``."""
 
 
-@dataclass(slots=True)
-class Failures:
-    """Errors of observers since the last :meth:`take`; survives pickling.
+class PerPlugin(dict[str, Any]):
+    """An argument of a hook that differs by plugin: an implementation receives the value of its plugin, or None."""
 
-    Example: ``Failures(Counter(plots=1), ["plugin 'plots' (...): slime_after_weight_sync on the driver failed ..."])``.
-
-    Arguments:
-        counts: plugin name -> failures.
-        warnings: one text per failure, for the user.
-    """
-
-    counts: Counter[str] = field(default_factory=Counter)
-    warnings: list[str] = field(default_factory=list)
-
-    def add(self, plugin: str, warning: str) -> None:
-        """Record a failure of ``plugin``."""
-        self.counts[plugin] += 1
-        self.warnings.append(warning)
-
-    def merge(self, other: Failures) -> None:
-        """Add the failures in ``other``, such as those of another process."""
-        self.counts += other.counts
-        self.warnings += other.warnings
-
-    def report(self, warn: Callable[[str], None]) -> dict[str, float]:
-        """Pass every warning to ``warn``, return the counts as metrics ``plugins/failures/NAME``, and empty this."""
-        taken = self.take()
-        for warning in taken.warnings:
-            warn(warning)
-        return {f"plugins/failures/{name}": float(count) for name, count in taken.counts.items()}
-
-    def take(self) -> Failures:
-        """Return everything recorded so far, and empty this."""
-        taken = Failures(self.counts, self.warnings)
-        self.counts = Counter()
-        self.warnings = []
-        return taken
+    @classmethod
+    def of(cls, registry: Registry, values: Mapping[str, Any], default: Any) -> PerPlugin:
+        """Return the values of all plugins of ``registry``, those without one with ``default``."""
+        return cls({name: values.get(name, default) for name in registry.loaded})
 
 
-@dataclass(slots=True)
-class _Called:
-    """An implementation with its plugin's options and, of an observer, its failures so far."""
-
-    of: Implementation
-    options: object
-    failures: int = 0
-
-    def __call__(self, given: Mapping[str, object]) -> Any:
-        return self.of({**given, "options": self.options})
-
-
-class LifecycleHooks:
-    """The lifecycle hooks of one place.
+class Hooks:
+    """The hooks of the plugins that take part, called through pluggy.
 
     Example::
 
-        hooks = LifecycleHooks(registry, place=Place.SAMPLER, options={"grpo": GrpoOptions()})
+        hooks = Hooks(registry, place=Place.SAMPLER, options={"grpo": GrpoOptions()})
         hooks.call("slime_before_rollout", rollout=0, groups=groups)
 
     Arguments:
-        registry: the active plugins; the order of ``registry.plugins`` is the order of calls.
-        place: the place of this process; hooks of other places are not called here.
-        options: plugin name -> its options object.
-        where: the place in words, for messages; None: the place's name.
+        registry: the plugins that take part.
+        place: the process that calls the hooks.
+        options: plugin -> its options object; None: the defaults.
+        where: the process in words, for messages, such as ``rank 3``; None: the place.
     """
 
     def __init__(
-        self, registry: Registry, *, place: Place, options: Mapping[str, object], where: str | None = None
+        self,
+        registry: Registry,
+        *,
+        place: Place = Place.DRIVER,
+        options: Mapping[str, object] | None = None,
+        where: str | None = None,
     ) -> None:
+        self.failures = Failures()
         self._place = place
         self._where = where or f"the {place}"
-        self.failures = Failures()
-        self._frozen = {
-            hook: tuple(_Called(one, options.get(one.plugin.name)) for one in registry.lifecycle[hook])
-            for hook, lifecycle in LIFECYCLE_HOOKS.items()
-            if place in lifecycle.places
-        }
+        self._options = PerPlugin({name: registry.options_of(name, options) for name in registry.loaded})
+        self._counts = Counter[tuple[str, str]]()
+        self._manager = pluggy.PluginManager(hooks.PROJECT)
+        self._manager.add_hookspecs(hooks)
+        for entry in registry.loaded.values():
+            self._manager.register(self._attributed(entry), entry.plugin.name)
 
-    def call(self, hook: str, **arguments: object) -> None:
-        """Call every implementation of ``hook`` with the arguments that it names.
-
-        Raises:
-            PluginError: a participant failed; names plugin, hook, place, file and line. Those after it are not called.
-        """
-        observed = LIFECYCLE_HOOKS[hook].policy == "observer"
-        for one in self._frozen[hook]:
-            if observed or one.of.observes:
-                self._observe(hook, one, arguments)
-            else:
-                self._take_part(hook, one, arguments)
-
-    def results(self, hook: str, **arguments: object) -> list[object]:
-        """Call every implementation of ``hook``, as :meth:`call` does; return the results that are not None.
+    def call(self, hook: str, **arguments: object) -> Any:
+        """Call the hook and return what pluggy returns: the results that are not None, or the first one if the hook is
+        ``firstresult``. An async hook gives coroutines.
 
         Raises:
-            SlimeError: one that an implementation raised, as it is.
-            PluginError: an implementation failed otherwise.
+            PluginError: an implementation failed; names plugin, hook, process, file and line.
+            SlimeError: an implementation raised it.
         """
-        results: list[object] = []
-        for one in self._frozen[hook]:
-            with self._blamed(hook, one):
-                results.append(one(arguments))
-        return [result for result in results if result is not None]
+        return getattr(self._manager.hook, hook)(**arguments, options=self._options)
 
     async def first(self, hook: str, **arguments: object) -> object:
-        """Return the first result of an ``async`` hook's implementations that is not None, or None.
+        """Await the coroutines of an async hook in order; return the first result that is not None, or None.
 
         Raises:
-            SlimeError: one that an implementation raised, as it is.
-            PluginError: an implementation failed otherwise.
+            PluginError, SlimeError: as :meth:`call`.
         """
-        for one in self._frozen[hook]:
-            with self._blamed(hook, one):
-                answer: object = await one(arguments)
-            if answer is not None:
-                return answer
+        coroutines = self.call(hook, **arguments)
+        try:
+            for coroutine in coroutines:
+                if (result := await coroutine) is not None:
+                    return result
+        finally:
+            for coroutine in coroutines:
+                coroutine.close()
         return None
 
     async def after_generate(self, sample: Sample, context: GenerateContext) -> Sample:
-        """Pass ``sample`` through the implementations of ``slime_after_generate``, in order, and return the result.
+        """Return the sample, or the one that an implementation of ``slime_after_generate`` returned last.
 
         Raises:
-            SlimeError: one that an implementation raised, as it is.
-            PluginError: an implementation failed otherwise, or returned something else than a sample or None.
+            PluginError, SlimeError: as :meth:`call`.
         """
-        for one in self._frozen[GENERATED]:
-            with self._blamed(GENERATED, one):
-                answer = await one({"sample": sample, "context": context})
-                if not (answer is None or isinstance(answer, Sample)):
-                    raise TypeError(f"it returned {answer!r:.80}; accepted: a slime_core.Sample, or None")
-            sample = sample if answer is None else answer
+        for coroutine in self.call("slime_after_generate", sample=sample, context=context):
+            sample = await coroutine or sample
         return sample
 
     def implementers(self, hook: str) -> str:
-        """Return the names of the plugins that implement ``hook``, in the order of calls; empty if none does."""
-        return ", ".join(one.of.plugin.name for one in self._frozen[hook])
+        """Return the names of the plugins that implement ``hook``, in the order of calls; empty if there are none."""
+        implementations = getattr(self._manager.hook, hook).get_hookimpls()
+        return ", ".join(implementation.plugin_name for implementation in reversed(implementations))
+
+    def implementations(self, hook: str) -> list[tuple[str, Callable[..., Any]]]:
+        """Return plugin and function of each implementation, in the order of calls."""
+        found = reversed(getattr(self._manager.hook, hook).get_hookimpls())
+        return [(entry.plugin_name, inspect.unwrap(entry.function)) for entry in found]
 
     def states(self) -> dict[str, JsonValue]:
-        """Return the states of the plugins at this place, for a checkpoint, by plugin name.
+        """Return the states of the plugins at this place by plugin, for a checkpoint.
 
         Raises:
-            PluginError: a plugin failed, or returned something that JSON does not carry as it is.
+            PluginError: a plugin failed, or returned something that JSON does not hold.
         """
-        found: dict[str, JsonValue] = {}
-        for one in self._frozen[STATE]:
-            state = self._take_part(STATE, one, {"place": self._place})
-            if state is None:
-                continue
-            if not (isinstance(state, dict) and _is_json(state)):
-                raise PluginError(
-                    f"{one.of.plugin}: {STATE} on {self._where} returned what JSON does not carry: {state!r:.80}. "
-                    "Accepted is a dict of str to dicts, lists, str, int, bool, None and finite floats.\n"
-                    f"Correct {one.of.plugin.distribution}; nothing of this checkpoint was kept."
-                )
-            found[one.of.plugin.name] = state
-        return found
+        return {name: state for states in self.call(STATE, place=self._place) for name, state in states.items()}
 
     def restore(self, states: PlaceStates) -> None:
-        """Give each plugin the state that its ``slime_checkpoint_state`` returned at this place.
+        """Give each plugin the state that it returned at this place.
 
         Raises:
             PluginError: a plugin failed.
         """
-        for one in self._frozen[RESTORE]:
-            name = one.of.plugin.name
-            if name in states:
-                self._take_part(RESTORE, one, {"place": self._place, "state": states[name]})
+        self.call(RESTORE, place=self._place, state=PerPlugin(states))
 
-    def _take_part(self, hook: str, one: _Called, arguments: Mapping[str, object]) -> Any:
-        plugin = one.of.plugin
-        step = (
-            f"Nothing of an unfinished step was saved or published. Correct {plugin.distribution}, or run without it."
-        )
-        with boundary(plugin, f"{hook} on {self._where}", next_step=step, locate=True):
-            return one(arguments)
+    def _attributed(self, entry: Loaded) -> SimpleNamespace:
+        """Return the plugin's hook implementations, each in a boundary that names the plugin."""
+        marker = f"{hooks.PROJECT}_impl"
+        members = {name: getattr(entry.holder, name, None) for name in dir(entry.holder)}
+        functions = {
+            name: member for name, member in members.items() if isinstance(getattr(member, marker, None), dict)
+        }
+        guarded = {
+            name: self._guarded(entry.plugin, getattr(function, marker)["specname"] or name, function)
+            for name, function in functions.items()
+        }
+        return SimpleNamespace(**guarded)
 
-    def _blamed(self, hook: str, one: _Called) -> AbstractContextManager[None]:
-        """Context manager: an error becomes a ``PluginError`` that names the plugin; slime's own errors pass."""
-        return boundary(one.of.plugin, f"{hook} on {self._where}", locate=True, passes=(SlimeError,))
+    def _guarded(self, plugin: Plugin, hook: str, function: Any) -> Callable[..., Any]:
+        """Return the function in a boundary, called with the arguments of its plugin."""
+        names = list(inspect.signature(function).parameters)
+        observes = hook in hooks.OBSERVERS or hasattr(function, hooks.OBSERVES)
 
-    def _observe(self, hook: str, one: _Called, arguments: Mapping[str, object]) -> None:
-        if one.failures >= MAX_FAILURES:
-            return
-        try:
-            with boundary(one.of.plugin, f"{hook} on {self._where}", locate=True):
-                one(arguments)
-        except PluginError as failure:
-            one.failures += 1
-            consequence = f"It only watches, so the run goes on; after {MAX_FAILURES} failures it is off."
-            if one.failures == MAX_FAILURES:
-                consequence = f"It has failed {MAX_FAILURES} times and is off for this hook for the rest of the run."
-            self.failures.add(one.of.plugin.name, f"{failure}\n{consequence}")
+        def arguments_of(values: tuple[object, ...]) -> list[Any]:
+            return [value.get(plugin.name) if isinstance(value, PerPlugin) else value for value in values]
+
+        def guard() -> AbstractContextManager[None]:
+            return boundary(plugin, f"{hook} on {self._where}", locate=True, passes=(SlimeError,))
+
+        @wraps(function)
+        def call(*values: object) -> Any:
+            arguments = arguments_of(values)
+            has_no_state = hook == RESTORE and dict(zip(names, arguments, strict=True)).get("state", ...) is None
+            if has_no_state or self._counts[plugin.name, hook] >= MAX_FAILURES:
+                return None
+            try:
+                with guard():
+                    return _result(plugin, hook, function(*arguments))
+            except SlimeError as failure:
+                if not observes:
+                    raise
+                self._record(plugin, hook, failure)
+                return None
+
+        @wraps(function)
+        async def call_async(*values: object) -> Any:
+            with guard():
+                return _result(plugin, hook, await function(*arguments_of(values)))
+
+        @wraps(function)
+        def call_wrapper(*values: object) -> Any:
+            with guard():
+                return (yield from function(*arguments_of(values)))
+
+        if inspect.isgeneratorfunction(function) and getattr(function, f"{hooks.PROJECT}_impl")["wrapper"]:
+            return call_wrapper
+        return call_async if inspect.iscoroutinefunction(getattr(hooks, hook)) else call
+
+    def _record(self, plugin: Plugin, hook: str, failure: SlimeError) -> None:
+        self._counts[plugin.name, hook] += 1
+        consequence = f"The run continues without it; after {MAX_FAILURES} failures it is not called again."
+        if self._counts[plugin.name, hook] == MAX_FAILURES:
+            consequence = f"It failed {MAX_FAILURES} times and is not called again for this hook."
+        self.failures.add(plugin.name, f"{failure}\n{consequence}")
 
 
-@contextmanager
-def lifetime(hooks: LifecycleHooks, run: RunInfo, *, warn: Callable[[str], None]) -> Iterator[None]:
-    """Call the hooks of a run's start and end around the block; an error of the block is never hidden by theirs.
-
-    Arguments:
-        hooks: of the driver.
-        warn: receives the failures of observers since the last report.
-    """
-    error: BaseException | None = None
-    try:
-        hooks.call("slime_run_start", run=run)
-        yield
-    except BaseException as problem:
-        error = problem
-        raise
-    finally:
-        hooks.call("slime_run_end", run=run, error=error)
-        hooks.failures.report(warn)
+def _result(plugin: Plugin, hook: str, result: Any) -> Any:
+    """Return the result of an implementation, checked and attributed to its plugin."""
+    if hook == "slime_settings":
+        return [(plugin.name, setting) for setting in _listed(result, DerivedSetting)]
+    if hook in hooks.YIELDED:
+        suffix = "" if plugin == CORE or hook == "slime_check_row" else f" (plugin {plugin.name})"
+        return [f"{message}{suffix}" for message in _listed(result, str)]
+    if hook in ("slime_prepare", STATE):
+        if hook == STATE and not (result is None or _is_json(result)):
+            raise TypeError(f"it returned {result!r:.80}; return a dict of values that JSON can hold, or None")
+        return None if result is None else {plugin.name: result}
+    if hook == "slime_after_generate" and not (result is None or isinstance(result, Sample)):
+        raise TypeError(f"it returned {result!r:.80}; return a slime_core.Sample, or None")
+    return result
 
 
-def unclaimed_states(states: Mapping[str, PlaceStates], registry: Registry) -> Iterator[str]:
-    """Yield a text for each state of a checkpoint that no active plugin restores; the run goes without it.
-
-    Arguments:
-        states: place -> plugin name -> state.
-    """
-    takers = {one.plugin.name for one in registry.lifecycle[RESTORE]}
-    for place, held in states.items():
-        for name in sorted(held.keys() - takers):
-            yield (
-                f"the checkpoint holds state of plugin {name!r} for the {place}, and no active plugin of that name "
-                f"takes it back; it is left out. Name the plugin with --plugin {name} to go on with it."
-            )
+def _listed(result: Any, accepted: type) -> list[Any]:
+    entries = [] if result is None else [result] if isinstance(result, str) else list(result)
+    if wrong := [entry for entry in entries if not isinstance(entry, accepted)]:
+        raise TypeError(f"it yielded {wrong[0]!r:.80}; yield values of {accepted.__name__}")
+    return entries
 
 
 def _is_json(value: object) -> bool:
-    """Whether JSON carries ``value`` as it is."""
+    """Return whether ``value`` is a dict that JSON holds unchanged."""
     try:
-        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+        return isinstance(value, dict) and bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError):
         return False

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from slime_core.errors import DataError
-from slime_core.plugins.loading import boundary
 from slime_core.prompts.messages import ChatTemplate, messages_in
 from slime_core.prompts.rows import Prompt
 from slime_core.types import JsonValue
 from slime_core.untrusted import limited
+from slime_core.user_code.failures import boundary
 
 if TYPE_CHECKING:
     import torch

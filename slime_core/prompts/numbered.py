@@ -17,8 +17,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
+from slime_core.contracts import PromptRequest, RunView
 from slime_core.errors import CheckpointError, DataError, RunError
-from slime_core.plugins.contracts import PromptRequest, RunView
 from slime_core.prompts.rows import PromptRow, numbered_prompts
 from slime_core.types import JsonValue, PromptGroup, Sample
 

@@ -20,8 +20,8 @@ from typing import IO, cast
 
 from slime_core.config.sampling import DataConfig
 from slime_core.config.schema import EvalSet, RunConfig
+from slime_core.contracts import PromptFilter, PromptFormat, PromptRequest
 from slime_core.errors import DataError, RunError
-from slime_core.plugins.contracts import PromptFilter, PromptFormat, PromptRequest
 from slime_core.prompts.chat import PromptEncoder, PromptTokenizer
 from slime_core.prompts.numbered import BAD, TOO_LONG
 from slime_core.prompts.row_checks import GENERATE_FUNCTION

@@ -26,6 +26,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
 
+from slime_core.components.construction import load, run_view
+from slime_core.components.selection import missing_setting
 from slime_core.config.sampling import RewardTerm, reward_names, reward_terms
 from slime_core.config.schema import EvalSet, RunConfig
 from slime_core.config.section import (
@@ -38,17 +40,14 @@ from slime_core.config.section import (
     PositiveInt,
     Section,
 )
-from slime_core.errors import DataError
-from slime_core.plugins import hooks
-from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import run_view
-from slime_core.plugins.contracts import PromptFilter
-from slime_core.plugins.discovery import how_to_get, similar
-from slime_core.plugins.loading import boundary
+from slime_core.contracts import PromptFilter
+from slime_core.errors import DataError, nearest
+from slime_core.plugins.lifecycle import Hooks
+from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
-from slime_core.plugins.selection import missing_setting
 from slime_core.prompts.rows import paths_of, shortened
 from slime_core.types import REWARD_KEY, JsonValue
+from slime_core.user_code.failures import boundary
 
 __all__ = [
     "GENERATE_FUNCTION",
@@ -214,7 +213,7 @@ class RowRewards:
 
     def _checks(self, kind: Kind, name: str) -> CheckRow | None:
         if (kind, name) not in self._loaded:
-            self._loaded[kind, name] = getattr(self.registry.load(kind, name), "check_row", None)
+            self._loaded[kind, name] = getattr(load(self.registry, kind, name), "check_row", None)
         return self._loaded[kind, name]
 
     @cached_property
@@ -332,17 +331,13 @@ def _mistakes_of_plugins(
     config: RunConfig, registry: Registry, options: Mapping[str, object] | None = None
 ) -> RowMistakes | None:
     """Return the checks of rows by the plugins of a run (``slime_check_row``); None: no plugin checks rows."""
-    implementations = registry.declarations.get(hooks.CHECK_ROW, ())
-    if not implementations:
+    hooks = Hooks(registry, options=options)
+    if not hooks.implementers("slime_check_row"):
         return None
     plan = run_view(config, options)
 
     def mistakes(metadata: Mapping[str, JsonValue]) -> Iterator[str]:
-        for check_row in implementations:
-            plugin = check_row.plugin
-            given = {"metadata": metadata, "plan": plan, "options": registry.options_of(plugin.name, options)}
-            with boundary(plugin, f"calling {hooks.CHECK_ROW}", locate=True):
-                messages = list(check_row(given) or ())
+        for messages in hooks.call("slime_check_row", metadata=metadata, plan=plan):
             yield from messages
 
     return mistakes
@@ -355,9 +350,9 @@ def _refuse_name(key: str, name: JsonValue, names: Mapping[str, str], *, where: 
     for part in reward_names(words) if kind is Kind.REWARD_MODEL else (words,):  # a weighted sum names several
         if part not in names:
             raise DataError(
-                f"{given} names no {kind.words} of the run's plugins{similar(part, names)}. They offer: "
-                f"{', '.join(names)}.\n{how_to_get(kind, part) or 'Correct the row'}. Rows name components of active "
-                "plugins; a path to code is given as a flag."
+                f"{given} is no {kind.words} of a plugin that takes part{nearest(part, names)}\n"
+                f"They offer: {', '.join(names)}.\nCorrect the row, or name the plugin that offers it with --plugin "
+                "NAME. Paths of code are given as flags."
             )
         if setting := names[part]:
             raise DataError(

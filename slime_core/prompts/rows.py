@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from slime_core.config.prompt_paths import JSON_LINES, PromptPath, format_of, unreadable
+from slime_core.contracts import PromptFormat, PromptRequest, PromptTable, RawRow
+from slime_core.contracts.rollouts import Prompt
 from slime_core.errors import DataError
-from slime_core.plugins.contracts import PromptFormat, PromptRequest, PromptTable, RawRow, RunView
-from slime_core.plugins.contracts.rollouts import Prompt
 from slime_core.prompts.messages import messages_in
 from slime_core.types import JsonLabel, JsonValue
 from slime_core.untrusted import open_regular
@@ -134,10 +134,7 @@ AT_ONCE = 256
 
 
 class JsonLines:
-    """The prompt format of JSON Lines, one object per line."""
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+    """JSON Lines, one object a line; also reads files with other suffixes."""
 
     def open(self, path: Path, *, window: int | None) -> PromptTable:
         """See :class:`~slime_core.PromptFormat`; ``window`` has no effect."""

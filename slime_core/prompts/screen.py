@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import cast
 
 from slime_core.config.schema import ARITHMETIC
+from slime_core.contracts import PromptRequest, RawRow
 from slime_core.errors import DataError
-from slime_core.plugins.contracts import PromptRequest, RawRow
-from slime_core.plugins.loading import boundary
 from slime_core.prompts.chat import PromptTokenizer
 from slime_core.prompts.messages import form_of
 from slime_core.prompts.row_checks import GENERATE_FUNCTION, own_sampling
 from slime_core.prompts.rows import NOTHING, PromptRow, content_of, field_at, numbered_prompts, size_of
 from slime_core.types import JsonValue
 from slime_core.untrusted import read_object
+from slime_core.user_code.failures import boundary
 
 __all__ = ["Room", "has_field", "screen", "writes_tools"]
 

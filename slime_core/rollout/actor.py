@@ -21,13 +21,14 @@ import ray
 
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import send_key_to
-from slime_core.plugins.lifecycle import Failures, PlaceStates
+from slime_core.plugins.lifecycle import PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.sampler import EvalSampler, Sampler, SamplerState
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, Call, Ref, Watched, control, show_tasks, uncollected
 from slime_core.runtime.progress import Progress
 from slime_core.runtime.waiting import Wait, has_ended
+from slime_core.track.failures import Failures
 from slime_core.types import TrainBatch
 
 ALLOCATIONS = 100_000

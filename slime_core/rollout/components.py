@@ -27,17 +27,17 @@ from numpy.typing import NDArray
 
 from slime_core.config.sampling import reward_names
 from slime_core.config.secrets import refused_key
+from slime_core.contracts import DataSource, GroupedRewards, Transformed
 from slime_core.errors import PluginError, RunError, SlimeError
-from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import DataSource, GroupedRewards, Transformed
-from slime_core.plugins.discovery import CORE, PluginIdentity
-from slime_core.plugins.loading import boundary
+from slime_core.plugins.discovery import CORE, Plugin
+from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.row_checks import GENERATE_FUNCTION, REWARD_MODEL, Offered, refuse_unknown
 from slime_core.types import PromptGroup, Sample
+from slime_core.user_code.failures import boundary
 
 
-def component_boundary(plugin: PluginIdentity, action: str) -> AbstractContextManager[None]:
+def component_boundary(plugin: Plugin, action: str) -> AbstractContextManager[None]:
     """Turns exceptions of the block into a ``PluginError`` that names ``plugin``, file and line; slime's own errors
     pass."""
     return boundary(plugin, action, locate=True, passes=(SlimeError,), next_step=refused_key)
@@ -85,7 +85,7 @@ class CheckedDataSource:
         source: what its target made.
     """
 
-    def __init__(self, source: DataSource, *, name: str, plugin: PluginIdentity) -> None:
+    def __init__(self, source: DataSource, *, name: str, plugin: Plugin) -> None:
         self._source = source
         self._name = name
         self._plugin = plugin
@@ -139,7 +139,7 @@ class RoutedComponent:
     name: str
     component: Any
     takes_groups: bool = False
-    plugin: PluginIdentity = CORE
+    plugin: Plugin = CORE
     resumes: bool = False
 
 
@@ -214,7 +214,7 @@ class Transform:
     """
 
     name: str
-    plugin: PluginIdentity
+    plugin: Plugin
     function: Callable[..., Any]
     sees_rollout: bool
     reward_key: str | None

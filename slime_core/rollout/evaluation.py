@@ -17,11 +17,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from slime_core.config.schema import EvalSet, RunConfig, eval_sets
+from slime_core.contracts import DataSource, EvalSamples
 from slime_core.errors import ConfigError, RunError, nearest
 from slime_core.generation import GenerateContext
 from slime_core.generation.context import run_all
 from slime_core.generation.sampling import is_finished
-from slime_core.plugins.contracts import DataSource, EvalSamples
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.numbered import TOO_LONG, Held, NumberedPrompts
 from slime_core.prompts.requests import PromptLengths, RunFilter, evaluation_request
@@ -110,7 +110,7 @@ class Evaluation:
             rewards = [sample.reward_value(own.reward_key) for sample in samples]
             sets[name] = EvalSamples(samples, rewards, [sample.status is Status.TRUNCATED for sample in samples])
         self._num_done = None
-        logged = hooks.results("slime_log_evaluation", step=context.rollout, sets=sets, metrics=metrics)
+        logged = hooks.call("slime_log_evaluation", step=context.rollout, sets=sets, metrics=metrics)
         return {} if any(logged) else metrics
 
     async def close(self) -> None:

@@ -31,7 +31,7 @@ from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.generation.context import Parents, run_all
 from slime_core.generation.sampling import UNANSWERED, fail, is_finished
-from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.lifecycle import Hooks
 from slime_core.prompts.row_checks import own_sampling
 from slime_core.rollout.components import ComponentRouter, RoutedComponent, component_boundary, require_samples
 from slime_core.rollout.engines.client import ABORT_INTERVAL_S, OVERLOADED
@@ -185,7 +185,7 @@ class GroupGenerator:
         rewards: ComponentRouter,
         *,
         rollout: RolloutConfig,
-        hooks: LifecycleHooks | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         self._generators = generators
         self._rewards = rewards
@@ -321,7 +321,7 @@ class GroupAttempt:
     reward: RoutedComponent | None
     context: GenerateContext
     sampling: SamplingParams
-    hooks: LifecycleHooks | None
+    hooks: Hooks | None
     dispatcher: RewardDispatcher
     generating: Counter[str] = field(default_factory=Counter)
 

@@ -36,8 +36,8 @@ from operator import attrgetter
 from typing import Any, Protocol, cast
 
 from slime_core.config.sampling import RolloutConfig
+from slime_core.contracts import DataSource
 from slime_core.errors import RunError
-from slime_core.plugins.contracts import DataSource
 from slime_core.rollout.rollout_batch import RolloutBatch, oldest_version, stale_weights_error
 from slime_core.track.ledger import Journal, PendingGroups
 from slime_core.types import PromptGroup, Sample, Status

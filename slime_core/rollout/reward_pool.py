@@ -43,10 +43,10 @@ from slime_core.config.secrets import (
     needed_environment,
 )
 from slime_core.errors import PluginError, RunError
-from slime_core.plugins.loading import boundary
 from slime_core.rollout.reward_worker import RewardPoolSettings, read_frame, write_frame
 from slime_core.runtime.supervisor import die_with
 from slime_core.types import Reward, RewardFailure, Sample
+from slime_core.user_code.failures import boundary
 
 POLL_S = 0.1
 """Seconds between two checks of the process."""

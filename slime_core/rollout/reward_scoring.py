@@ -24,12 +24,12 @@ from slime_core.config.sampling import RewardTerm, RolloutConfig, reward_terms
 from slime_core.errors import RunError, SlimeError
 from slime_core.generation.context import run_all
 from slime_core.generation.sampling import UNANSWERED, is_finished
-from slime_core.plugins.component import Kind
-from slime_core.plugins.loading import boundary
+from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.components import RoutedComponent
 from slime_core.rollout.reward_pool import RewardPool
 from slime_core.types import Reward, RewardFailure, Sample, Status
+from slime_core.user_code.failures import boundary
 
 ACCEPTED = "accepted: a finite number or a dict of them with --reward-key"
 

@@ -35,15 +35,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import psutil  # type: ignore[import-untyped]
 
+from slime_core.components.construction import construct
 from slime_core.config.secrets import set_engine_access, without_queries
+from slime_core.contracts import RunView
 from slime_core.errors import PluginError, SlimeError
-from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import construct
-from slime_core.plugins.contracts import RunView
-from slime_core.plugins.loading import boundary, log_traceback, place_of, tracebacks_into
 from slime_core.plugins.manifest import Manifest, attach
+from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
 from slime_core.runtime.supervisor import HANDLED, LIBC, die_with, fork_with_proxy
+from slime_core.user_code.failures import boundary, log_traceback, place_of, tracebacks_into
 
 LENGTH_BYTES = 8
 """Bytes of a frame's length, big-endian."""

@@ -26,10 +26,10 @@ from typing import Literal
 
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import RunConfig
+from slime_core.contracts import DataSource, Transformed
 from slime_core.errors import RunError
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.sampling import is_finished
-from slime_core.plugins.contracts import DataSource, Transformed
 from slime_core.rollout.components import REASON, Transforms
 from slime_core.rollout.group_generator import GroupGenerator
 from slime_core.rollout.reward_scoring import part_metrics
@@ -145,7 +145,7 @@ class _Passed:
 
 
 class RolloutBatch:
-    """The groups of one rollout, round by round; implements :class:`slime_core.plugins.contracts.RolloutBatch`.
+    """The groups of one rollout, round by round; implements :class:`slime_core.contracts.RolloutBatch`.
 
     Example: ``wanted`` is 8 groups, and transforms drop 3 of the first 8: ``missing`` is 3 until 3 more were kept.
 

@@ -26,11 +26,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from slime_core.contracts import DataSource, Place, SamplerInfo, TrainSamples
 from slime_core.errors import PluginError, RunError
-from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import DataSource, Place, SamplerInfo, TrainSamples
-from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
+from slime_core.plugins.lifecycle import Hooks, PlaceStates
 from slime_core.plugins.manifest import Manifest
+from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.components import (
     RoutedComponent,
@@ -92,7 +92,7 @@ class EvalSampler:
     """
 
     def __init__(self, settings: SamplerSettings, registry: Registry, *, manifest: Manifest | None = None) -> None:
-        self.hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
+        self.hooks = Hooks(registry, place=Place.SAMPLER, options=settings.options)
         encoder = make_encoder(settings)
         info = SamplerInfo(
             settings.router_url,
@@ -184,7 +184,7 @@ class Sampler(EvalSampler):
         if not self._rollouts.is_replay:
             per_second = metrics["rollout/response_tokens"] / rollout_s
             metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.num_rollout_gpus
-        logged = self.hooks.results(
+        logged = self.hooks.call(
             "slime_log_rollout", rollout=rollout, samples=batch.samples, metrics=metrics, seconds=rollout_s
         )
         warnings += self._components.prompt_filter.news() + self._components.take_warnings()
@@ -253,17 +253,14 @@ class Sampler(EvalSampler):
         return trained
 
     def _select_train_samples(self, trained: list[Sample], rollout: int) -> TrainSamples:
-        """``trained``, or the samples with which a plugin replaces it (``slime_before_shards``)."""
-        found = self.hooks.results("slime_before_shards", rollout=rollout, samples=trained)
-        selected = found[0] if found else TrainSamples(trained)
-        if len(found) > 1 or not isinstance(selected, TrainSamples):
+        """Return ``trained``, or the samples with which a plugin replaces it (``slime_before_shards``)."""
+        selected = self.hooks.call("slime_before_shards", rollout=rollout, samples=trained)
+        if not (selected is None or isinstance(selected, TrainSamples)):
             plugins = self.hooks.implementers("slime_before_shards")
-            returned = ", ".join(f"{one!r:.80}" for one in found)
             raise PluginError(
-                f"slime_before_shards of {plugins} returned {returned}; one plugin may return TrainSamples, the others "
-                "return None."
+                f"slime_before_shards of {plugins} returned {selected!r:.80}; return a TrainSamples, or None."
             )
-        return selected
+        return selected or TrainSamples(trained)
 
     def _make_shards(self, selected: TrainSamples, rollout: int) -> list[TrainBatch]:
         rewards = grouped_rewards(selected.samples, loss_masks(selected.samples), key=self._config.rollout.reward_key)

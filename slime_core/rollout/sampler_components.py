@@ -8,13 +8,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from slime_core.components.construction import ProcessSettings, construct, prompt_formats
 from slime_core.config.model_config import context_length, routes_shape
 from slime_core.config.schema import EvalSet
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import ProcessSettings, construct, prompt_formats
-from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.lifecycle import Hooks
 from slime_core.plugins.manifest import Manifest
+from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import InputProcessor, PromptEncoder, has_processor
 from slime_core.prompts.requests import PromptLengths, RunFilter, template_arguments, training_request
@@ -89,7 +89,7 @@ class SamplerComponents:
         settings: SamplerSettings,
         registry: Registry,
         *,
-        hooks: LifecycleHooks,
+        hooks: Hooks,
         encoder: PromptEncoder,
         manifest: Manifest | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class SamplerComponents:
         self._warnings: list[str] = []
 
     def make(self, kind: Kind, name: str) -> Any:
-        """One component; raises as :func:`~slime_core.plugins.construction.construct` does."""
+        """One component; raises as :func:`~slime_core.components.construction.construct` does."""
         return construct(self._registry, kind, name, self._settings.options, self._settings.run)
 
     def make_collector(self, one: EvalSet | None = None) -> GroupGenerator:

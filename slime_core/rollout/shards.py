@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from slime_core.config.model_config import ForwardFlops, described, forward_flops
 from slime_core.config.schema import RunConfig
+from slime_core.contracts import GroupedRewards
 from slime_core.errors import ConfigError, RunError
 from slime_core.opaque import Array, Opaque, array_of, column
 from slime_core.ops.groups import loss_divisor, loss_factor, loss_weights
 from slime_core.ops.packing import balance, pack, pack_by_count, row_budget, split_steps
 from slime_core.ops.prefixes import LEAST_SAVED, Prefixes
-from slime_core.plugins.contracts import GroupedRewards
 from slime_core.types import Sample, StepPlan, TrainBatch
 
 

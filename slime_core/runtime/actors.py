@@ -63,9 +63,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime_core import errors
 from slime_core.config.secrets import EngineAccess, engine_access, set_engine_access
 from slime_core.errors import NodeDied, ProcessDied, RemoteError, SlimeError
-from slime_core.plugins.loading import PROCESS_LOG
 from slime_core.runtime.placement import ActorPlacement
 from slime_core.runtime.progress import Progress
+from slime_core.user_code.failures import PROCESS_LOG
 
 TAIL_LINES = 15
 """Lines kept of a remote traceback: the innermost frames and the message."""

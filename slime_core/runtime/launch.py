@@ -29,20 +29,20 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from slime_core.checkpoint.folder import Checkpoint, Retention, RunState, by_step, is_due, remove_drafts
+from slime_core.components.selection import policy_loss
 from slime_core.config.layout_rules import rearranges_weights
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.secrets import add_key, key_of_run
 from slime_core.config.settings import core_values
+from slime_core.contracts import Place, RunInfo
 from slime_core.errors import DEATHS, SlimeError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.actor import CriticActor, LearnerActor, LearnerHandle, NoLearner, SaveSettings
 from slime_core.loop import save, train
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.plugins.contracts import Place, RunInfo
-from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unclaimed_states
+from slime_core.plugins.lifecycle import RESTORE, Hooks, PlaceStates
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
-from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.actor import (
     AnySampler,
     ConcurrentEvalSampler,
@@ -60,6 +60,7 @@ from slime_core.runtime.machine import allocator_environment, cpu_threads, rank_
 from slime_core.runtime.placement import ActorPlacement, Placement, nearest_ranks, place
 from slime_core.runtime.session import Session, head_address, inspect_nodes, require_inputs
 from slime_core.runtime.waiting import RunWait, Terminated, Termination, stacks_on_request
+from slime_core.track.failures import Failures
 from slime_core.track.record import KERNELS, RunRecord
 from slime_core.track.track import Track
 from slime_core.weights import PublisherSettings
@@ -167,7 +168,7 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
     Arguments:
         resume: continue from this checkpoint.
     """
-    hooks = LifecycleHooks(job.registry, place=Place.DRIVER, options=job.options)
+    hooks = Hooks(job.registry, place=Place.DRIVER, options=job.options)
     ranks = job.config.num_started_ranks
     with processes(job, learner_ranks=ranks, warn=track.warn, note=track.note, failures=hooks.failures) as started:
         with track.timer("start"):
@@ -186,7 +187,7 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
             if resume is not None:
                 assert isinstance(learner, LearnerHandle), "the rules refuse load where no learner is started"
                 _restore(resume, learner, handle, hooks)
-                for unclaimed in unclaimed_states(resume.state.plugin_states, job.registry):
+                for unclaimed in unclaimed_states(resume.state.plugin_states, hooks.implementers(RESTORE)):
                     track.warn(unclaimed)
                 state = replace(resume.state, plugins=state.plugins)
             track.record.begin()
@@ -255,12 +256,47 @@ def _has_lost_evaluation(config: RunConfig, track: Track, step: int) -> bool:
     return is_due(config.eval.eval_interval, step) and record.resumed_step == step and not record.pending_evaluation
 
 
-def _restore(resume: Checkpoint, learner: LearnerHandle, sampler: SamplerHandle, hooks: LifecycleHooks) -> None:
+def _restore(resume: Checkpoint, learner: LearnerHandle, sampler: SamplerHandle, hooks: Hooks) -> None:
     """Restore weights, data and plugins of every process from ``resume``."""
     states = resume.state.plugin_states
     learner.load(resume)
     sampler.restore(resume.state.cursor, states.get(Place.SAMPLER, {}))
     hooks.restore(states.get(Place.DRIVER, {}))
+
+
+@contextmanager
+def lifetime(hooks: Hooks, run: RunInfo, *, warn: Callable[[str], None]) -> Iterator[None]:
+    """Call the hooks of a run's start and end around the block; an error of the block is never hidden by theirs.
+
+    Arguments:
+        hooks: of the driver.
+        warn: receives the failures of observers since the last report.
+    """
+    error: BaseException | None = None
+    try:
+        hooks.call("slime_run_start", run=run)
+        yield
+    except BaseException as problem:
+        error = problem
+        raise
+    finally:
+        hooks.call("slime_run_end", run=run, error=error)
+        hooks.failures.report(warn)
+
+
+def unclaimed_states(states: Mapping[str, PlaceStates], takers: str) -> Iterator[str]:
+    """Yield a text for each state of a checkpoint that no plugin restores.
+
+    Arguments:
+        states: place -> plugin -> state.
+        takers: the plugins that implement ``slime_checkpoint_restore``.
+    """
+    for called_on, held in states.items():
+        for name in sorted(held.keys() - set(takers.split(", "))):
+            yield (
+                f"the checkpoint holds state of plugin {name!r} for the {called_on}, and no plugin of that name takes "
+                f"part that restores it; it is ignored. Name the plugin with --plugin {name} to restore it."
+            )
 
 
 def evaluate(job: Job, *, warn: Warn, held: Checkpoint | None = None) -> dict[str, float]:

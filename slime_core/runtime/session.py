@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import astuple
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
@@ -48,13 +49,14 @@ from slime_core.errors import (
     PlacementError,
     SlimeError,
     WaitTimeout,
+    table,
 )
-from slime_core.plugins.loading import boundary
-from slime_core.plugins.manifest import Difference, Manifest, attach, difference_text, mismatches
+from slime_core.plugins.manifest import Difference, Manifest, attach, mismatches
 from slime_core.runtime.actors import Call
 from slime_core.runtime.machine import family, runs
 from slime_core.runtime.supervisor import guarded, with_raylet
 from slime_core.runtime.waiting import wait
+from slime_core.user_code.failures import boundary
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -458,6 +460,9 @@ def _differences(manifest: Manifest) -> list[Difference]:
     return found
 
 
+_INSTALL = "Install the same plugins on every node, or share one environment between the nodes."
+
+
 def mismatch_text(differing: Mapping[str, Sequence[Difference]], broken: Mapping[str, str], *, total: int) -> str:
     """One table of everything that differs, and below it what cannot be loaded.
 
@@ -466,7 +471,8 @@ def mismatch_text(differing: Mapping[str, Sequence[Difference]], broken: Mapping
         total: nodes of the cluster.
     """
     parts = [f"{len(differing) + len(broken)} of {total} nodes cannot run the driver's plugins; nothing was started."]
-    parts += [difference_text(differing)] if differing else []
+    rows = [(node, *astuple(difference)) for node, differences in differing.items() for difference in differences]
+    parts += [table(rows, head=("node", "plugin", "driver", "node has")), _INSTALL] if differing else []
     parts += [f"on node {node}: {failure}" for node, failure in broken.items()]
     return "\n".join(parts)
 

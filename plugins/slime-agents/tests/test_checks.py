@@ -8,8 +8,8 @@ import pytest
 
 from slime_agents.checks import check_code
 from slime_core.cli.main import main
+from slime_core.components.functions import find_function
 from slime_core.errors import PluginError
-from slime_core.plugins.loading import find_function
 
 CODE = """
 import asyncio
@@ -43,22 +43,19 @@ agent = Agent()
 def check(folder: Path, option: str, name: str, code: str = CODE) -> None:
     path = folder / "code.py"
     path.write_text(code)
-    check_code({option: (find_function(f"{path}{name}", setting=option),)})
+    check_code({option: (find_function(f"{path}:{name}", setting=option),)})
+
+
+def test_functions_that_can_be_called_are_accepted(tmp_path: Path) -> None:
+    for name in ("solve", "solve_all", "optional", "bound", "agent", "partial"):
+        check(tmp_path, "agent", name)
+    for name in ("add", "tools"):
+        check(tmp_path, "tools", name)
+    check(tmp_path, "agent", "solve", "from somewhere import *")  # which may define any name
 
 
 @pytest.mark.parametrize(
-    ("option", "name"),
-    [
-        *(("agent", f":{name}") for name in ("solve", "solve_all", "optional", "bound", "agent", "partial")),
-        *(("tools", f":{name}") for name in ("add", "tools")),
-    ],
-)
-def test_functions_that_can_be_called_are_accepted(tmp_path: Path, option: str, name: str) -> None:
-    check(tmp_path, option, name)
-
-
-@pytest.mark.parametrize(
-    ("option", "name", "says"),
+    ("option", "name", "named"),
     [
         ("agent", "typo", "typo"),
         ("agent", "solv", "did you mean solve"),
@@ -73,21 +70,14 @@ def test_functions_that_can_be_called_are_accepted(tmp_path: Path, option: str, 
         ("tools", "ANSWER", "42"),
     ],
 )
-def test_others_are_refused_with_the_flag_and_what_is_wrong(tmp_path: Path, option: str, name: str, says: str) -> None:
-    with pytest.raises(PluginError, match=rf"--{option} .*code.py:{name}: .*{says}"):
-        check(tmp_path, option, f":{name}")
+def test_others_are_refused_with_the_flag_and_the_mistake(tmp_path: Path, option: str, name: str, named: str) -> None:
+    with pytest.raises(PluginError, match=rf"--{option} .*code.py:{name}: .*{named}"):
+        check(tmp_path, option, name)
 
 
-def test_a_star_import_may_define_any_name(tmp_path: Path) -> None:
-    check(tmp_path, "agent", ":solve", "from somewhere import *")
-
-
-def test_a_file_that_is_no_python_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_python_and_a_missing_name_of_a_module_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="--agent"):
-        check(tmp_path, "agent", ":solve", "def solve(:")
-
-
-def test_a_module_is_checked_without_its_import() -> None:
+        check(tmp_path, "agent", "solve", "def solve(:")
     with pytest.raises(PluginError, match=r"--agent slime_agents.checks:nonesuch"):
         check_code({"agent": (find_function("slime_agents.checks:nonesuch", setting="agent"),)})
 
@@ -98,6 +88,5 @@ def test_slime_check_refuses_them(tmp_path: Path, monkeypatch, capsys, words: st
     (tmp_path / "code.py").write_text(CODE)
     (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1", "label": "2"}\n' * 8)
     line = "check --plugin grpo --prompt-data sums.jsonl --apply-chat-template --num-rollout 1"
-    code = main([*line.split(), "--generate-function", "openai_agent", *words.split()])
-    assert code == 2
+    assert main([*line.split(), "--generate-function", "openai_agent", *words.split()]) == 2
     assert words.split()[-1].rpartition(":")[2] in capsys.readouterr().err

@@ -4,30 +4,54 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slime_compat.data import BufferedSource, PathSource, SourceView
+from slime_compat.data import BufferedSource, PathSource
 from slime_compat.options import PathOptions
-from slime_core import RunView
+from slime_core import PromptGroup, RunView, Sample
 from slime_core.errors import PluginError
-from slime_core.plugins.contracts import PromptRequest
-from slime_core.types import PromptGroup, Sample
+from slime_core.provisional import PromptRequest
+
+Make = Callable[..., Any]
 
 
 @pytest.fixture
-def request_of(tmp_path: Path) -> PromptRequest:
+def make(write, tmp_path: Path) -> Make:
+    """``make(text)``: the class in ``text`` as a data source; ``make(options=...)``: that of options, once more."""
     rows = [{"prompt": f"{n}+1", "label": str(n + 1), "metadata": {"level": n % 2}} for n in range(5)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return PromptRequest(tmp_path / "train.jsonl", n_samples_per_prompt=2, shuffle=False)
+    run = RunView(prompts=PromptRequest(tmp_path / "train.jsonl", n_samples_per_prompt=2, shuffle=False))
+
+    def made(text: str = "", *flags: str, name: str = "", options: PathOptions | None = None, **args: Any) -> Any:
+        options = options or write("data_source_path", text, *flags, name=name)
+        vars(options.arguments).update(args)
+        source = BufferedSource if "data_source_path" not in options.sources else PathSource
+        return source(options, run)
+
+    return made
 
 
 def prompts(groups: list[PromptGroup]) -> list[str]:
     return [str(group[0].prompt) for group in groups]
 
 
-OLDEST_LAST = """
+def fields(groups: list[PromptGroup]) -> list[tuple[Any, ...]]:
+    return [(one.prompt, one.group_index, one.index, one.response) for group in groups for one in group]
+
+
+def stored(source: PathSource | BufferedSource) -> dict[str, Any]:
+    """The state as a checkpoint holds it."""
+    state: dict[str, Any] = json.loads(json.dumps(source.state()))
+    return state
+
+
+# --- --buffer-filter-path ---------------------------------------------------------------------------------------------
+
+NEWEST = """
     def newest(args, rollout_id, buffer, num_samples):
         assert rollout_id is None
         chosen = buffer[-num_samples:]
@@ -36,37 +60,28 @@ OLDEST_LAST = """
 """
 
 
-def test_the_function_chooses_from_what_was_put_back(write, request_of) -> None:
-    source = BufferedSource(write("buffer_filter_path", OLDEST_LAST), RunView(prompts=request_of))
-    first = source.next_groups(3)
-    first[1][0].tokens = [1, 2]
-    source.put_back(first)
+def test_the_function_chooses_from_the_buffer_also_after_a_resume(write, make: Make) -> None:
+    options = write("buffer_filter_path", NEWEST)
+    source, resumed = make(options=options), make(options=options)
+    groups = source.next_groups(3)
+    groups[1][0].tokens, groups[1][0].reward = [1, 2], {"score": 1.0}
+    source.put_back(groups)
+    resumed.restore(stored(source))
     again = source.next_groups(2)
-    assert prompts(again) == ["1+1", "2+1"]
-    assert again[0][0].tokens == [1, 2]
-    assert prompts(source.next_groups(3)) == ["0+1", "3+1", "4+1"]
+    assert (prompts(again), again[0][0].tokens) == (["1+1", "2+1"], [1, 2])
+    assert resumed.next_groups(2) == again
+    assert prompts(source.next_groups(3)) == prompts(resumed.next_groups(3)) == ["0+1", "3+1", "4+1"]
     assert len(source) == 5
 
 
-def test_a_resumed_buffer_holds_what_it_held(write, request_of) -> None:
-    options = write("buffer_filter_path", OLDEST_LAST)
-    source = BufferedSource(options, RunView(prompts=request_of))
-    groups = source.next_groups(2)
-    groups[0][0].response, groups[0][0].reward = "7", {"score": 1.0}
-    source.put_back(groups)
-    state = json.loads(json.dumps(source.state()))
-    resumed = BufferedSource(options, RunView(prompts=request_of))
-    resumed.restore(state)
-    assert resumed.next_groups(4) == source.next_groups(4)
-
-
-def test_a_function_that_takes_too_much_is_refused(write, request_of) -> None:
-    text = "def f(args, rollout_id, buffer, num_samples): return buffer"
-    source = BufferedSource(write("buffer_filter_path", text), RunView(prompts=request_of))
+def test_a_function_that_takes_too_much_is_refused(write, make: Make) -> None:
+    source = make(options=write("buffer_filter_path", "def f(args, rollout_id, buffer, num_samples): return buffer"))
     source.put_back(source.next_groups(3))
     with pytest.raises(PluginError, match="for 1 groups"):
         source.next_groups(1)
 
+
+# --- --data-source-path -----------------------------------------------------------------------------------------------
 
 BY_ARGS = """
     import json
@@ -88,7 +103,13 @@ BY_ARGS = """
         def add_samples(self, samples):
             self.back += samples
 """
+SAVES = """
+        def save(self, rollout_id):
+            Path(f"{self.folder}/{rollout_id}.txt").write_text(str(self.next))
 
+        def load(self, rollout_id=None):
+            self.next = int(Path(f"{self.folder}/{rollout_id}.txt").read_text())
+"""
 BY_DATASET = """
     class Levels:
         def __init__(self, dataset, args):
@@ -105,34 +126,7 @@ BY_DATASET = """
         def __len__(self):
             return len(self.samples)
 """
-
-
-def by_level(options: PathOptions, level: int) -> PathOptions:
-    options.arguments.level = level
-    return options
-
-
-def test_a_class_made_with_args_hands_out_groups_and_takes_them_back(write, request_of) -> None:
-    source = PathSource(write("data_source_path", BY_ARGS), RunView(prompts=request_of))
-    first = source.next_groups(2)
-    assert [(one.group_index, one.index) for group in first for one in group] == [(0, 0), (0, 1), (1, 2), (1, 3)]
-    source.put_back(first[1:])
-    assert prompts(source.next_groups(2)) == ["1+1", "2+1"]
-    assert len(source) == 5
-
-
-def test_a_class_made_with_a_dataset_may_hand_out_single_samples(write, request_of) -> None:
-    source = PathSource(by_level(write("data_source_path", BY_DATASET), 1), RunView(prompts=request_of))
-    (group,) = source.next_groups(1)
-    assert [(one.prompt, one.label, one.group_index, one.index) for one in group] == [
-        ("1+1", "2", 0, 0),
-        ("1+1", "2", 0, 1),
-    ]
-    (again,) = source.next_groups(2)[1:]
-    assert (again[0].prompt, again[1].index, len(source)) == ("1+1", 5, 2)
-
-
-USERS = """
+SAMPLES = """
     from slime.data import RolloutDataSource
 
     class Mine(RolloutDataSource):
@@ -145,149 +139,120 @@ USERS = """
 """
 
 
-def test_a_dataset_makes_samples(write, request_of) -> None:
-    source = PathSource(write("data_source_path", USERS), RunView(prompts=request_of))
-    groups = source.next_groups(40)
+def test_a_class_made_with_args_hands_out_groups_and_takes_them_back(make: Make) -> None:
+    source = make(BY_ARGS)
+    first = source.next_groups(2)
+    assert [(one.group_index, one.index) for group in first for one in group] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    source.put_back(first[1:])
+    assert prompts(source.next_groups(2)) == ["1+1", "2+1"]
+    assert len(source) == 5
+
+
+def test_a_class_made_with_a_dataset_may_hand_out_single_samples(make: Make) -> None:
+    source = make(BY_DATASET, level=1)
+    assert fields(source.next_groups(1)) == [("1+1", 0, 0, ""), ("1+1", 0, 1, "")]
+    (_, again) = source.next_groups(2)
+    assert (again[0].prompt, again[0].label, again[1].index, len(source)) == ("1+1", "2", 5, 2)
+
+
+def test_a_dataset_makes_samples(make: Make) -> None:
+    groups = make(SAMPLES).next_groups(40)
     assert set(prompts(groups)) == {f"{n}+1" for n in range(5)}
     assert [len(group) for group in groups] == [2] * 40
 
 
-WITH_BUFFER = """
-    from slime.rollout.data_source import RolloutDataSourceWithBuffer
-
-    class Mine(RolloutDataSourceWithBuffer):
-        def buffer_filter(self, args, buffer, n):
-            buffer.sort(key=lambda group: -group[0].index)
-            return buffer[:n]
-"""
+@pytest.mark.parametrize("returned", ["None", "[]", "[['1+1'], ['2+2']]"])
+def test_a_malformed_group_is_refused(make: Make, returned: str) -> None:
+    text = f"class C:\n    def get_samples(self, n): return {returned}\n    def add_samples(self, s): ..."
+    with pytest.raises(PluginError, match=r"^--data-source-path mine\.py: get_samples"):
+        make(text).next_groups(2)
 
 
-def test_slimes_buffered_source_without_a_constructor_chooses_by_its_filter(write, request_of) -> None:
-    source = PathSource(write("data_source_path", WITH_BUFFER), RunView(prompts=request_of))
-    first = source.next_groups(3)
-    source.put_back(first)
-    assert prompts(source.next_groups(4)) == ["2+1", "1+1", "0+1", "3+1"]
+# --- Resumes ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_class_without_a_constructor_is_made_without_arguments(write, request_of) -> None:
-    text = """
-    from slime.data import Sample
-
-    class Mine:
-        def get_samples(self, n):
-            return [Sample(prompt="1+1", label="2") for _ in range(n)]
-
-        def add_samples(self, samples):
-            pass
-    """
-    source = PathSource(write("data_source_path", text), RunView(prompts=request_of))
-    assert prompts(source.next_groups(2)) == ["1+1", "1+1"]
-
-
-def test_a_resume_repeats_the_requests_to_a_class_without_state(write, request_of) -> None:
+def test_a_resume_repeats_the_calls_to_a_class_without_state(write, make: Make) -> None:
     options = write("data_source_path", BY_ARGS)
-    source = PathSource(options, RunView(prompts=request_of))
-    for n in (2, 2, 1):
-        source.next_groups(n)
-    state = json.loads(json.dumps(source.state()))
-    assert state == {"asked": [[2, 2], [1, 1]], "returned": [], "groups": 5}
-    resumed = PathSource(options, RunView(prompts=request_of))
-    resumed.restore(state)
-    assert resumed.next_groups(2) == source.next_groups(2)
-
-
-def test_a_resume_puts_returned_groups_back_again(write, request_of) -> None:
-    options = write("data_source_path", BY_ARGS)
-    source = PathSource(options, RunView(prompts=request_of))
+    source, resumed, again = (make(options=options) for _ in range(3))
     first = source.next_groups(2)
     first[1][0].tokens, first[1][0].response = [1, 2], "half"
     source.put_back(first[1:])
     source.next_groups(2)
     source.put_back([*source.next_groups(1), [Sample(prompt="9+9", response="of the user"), Sample()]])
-    resumed = PathSource(options, RunView(prompts=request_of))
-    resumed.restore(json.loads(json.dumps(source.state())))
+    assert source.state()["asked"] == [[2, 2], [1, 1]]
+    resumed.restore(stored(source))
     assert resumed.state() == source.state()
-    again = PathSource(options, RunView(prompts=request_of))
-    again.restore(json.loads(json.dumps(resumed.state())))
-    wanted, found = source.next_groups(4), again.next_groups(4)
-    assert prompts(found) == ["3+1", "9+9", "4+1", "0+1"]
-    assert [[(one.prompt, one.index, one.group_index, one.response) for one in group] for group in found] == [
-        [(one.prompt, one.index, one.group_index, one.response) for one in group] for group in wanted
-    ]
+    again.restore(stored(resumed))
+    groups = again.next_groups(4)
+    assert prompts(groups) == ["3+1", "9+9", "4+1", "0+1"]
+    assert fields(groups) == fields(resumed.next_groups(4)) == fields(source.next_groups(4))
 
 
-def test_a_group_that_was_put_back_comes_as_new_samples_when_resumed(write, request_of) -> None:
+def test_a_group_that_was_put_back_comes_as_new_samples_when_resumed(write, make: Make) -> None:
     options = write("data_source_path", BY_ARGS)
-    source = PathSource(options, RunView(prompts=request_of))
+    source, resumed = make(options=options), make(options=options)
     groups = source.next_groups(3)
     groups[1][0].tokens, groups[1][0].response = [1, 2], "half"
     source.put_back(groups[1:2])
-    resumed = PathSource(options, RunView(prompts=request_of))
-    resumed.restore(json.loads(json.dumps(source.state())))
-    (group, _) = resumed.next_groups(2)
-    assert [(one.prompt, one.group_index, one.index, one.response) for one in group] == [
-        ("1+1", 1, 2, ""),
-        ("1+1", 1, 3, ""),
-    ]
+    resumed.restore(stored(source))
+    assert fields(resumed.next_groups(2)[:1]) == [("1+1", 1, 2, ""), ("1+1", 1, 3, "")]
 
 
-def test_a_class_that_hands_out_other_groups_when_resumed_is_refused(write, request_of) -> None:
+def test_a_class_that_hands_out_other_groups_when_resumed_is_refused(make: Make) -> None:
     text = """
         from slime_core import Sample
 
         class Restless:
-            def __init__(self, args):
-                self.first = args.first
-
-            def get_samples(self, n):
-                return [[Sample(group_index=self.first + i) for _ in range(2)] for i in range(n)]
-
+            def __init__(self, args): self.first = args.first
+            def get_samples(self, n): return [[Sample(group_index=self.first + i) for _ in range(2)] for i in range(n)]
             def add_samples(self, samples): ...
         """
-    options = write("data_source_path", text)
-    options.arguments.first = 10
-    source = PathSource(options, RunView(prompts=request_of))
+    source = make(text, first=10)
     source.put_back(source.next_groups(2)[1:])
-    state = source.state()
-    options.arguments.first = 20
-    with pytest.raises(PluginError, match="return group 11"):
-        PathSource(options, RunView(prompts=request_of)).restore(state)
+    with pytest.raises(PluginError, match="group 11"):
+        make(text, first=20).restore(stored(source))
 
 
-def test_a_class_that_saves_is_loaded(write, request_of, tmp_path) -> None:
-    text = (
-        BY_ARGS
-        + """
-        def save(self, rollout_id):
-            Path(f"{self.folder}/{rollout_id}.txt").write_text(str(self.next))
-
-        def load(self, rollout_id=None):
-            self.next = int(Path(f"{self.folder}/{rollout_id}.txt").read_text())
-    """.replace("{self.folder}", str(tmp_path))
-    )
+def test_a_class_that_saves_is_loaded(write, make: Make, tmp_path: Path) -> None:
+    text = BY_ARGS + SAVES.replace("{self.folder}", str(tmp_path))
     options = write("data_source_path", text, "--output-dir", str(tmp_path))
-    source = PathSource(options, RunView(prompts=request_of))
+    source, resumed = make(options=options), make(options=options)
     source.next_groups(2)
     source.next_groups(1)
-    resumed = PathSource(options, RunView(prompts=request_of))
-    resumed.restore(source.state())
+    resumed.restore(stored(source))
     assert (tmp_path / "1.txt").read_text() == "3"
     assert prompts(resumed.next_groups(2)) == ["3+1", "4+1"]
+
+
+# --- Classes with slime's buffer --------------------------------------------------------------------------------------
+
+
+def test_a_class_with_slimes_buffer_chooses_by_its_filter_also_after_a_resume(write, make: Make) -> None:
+    text = """
+        from slime.rollout.data_source import RolloutDataSourceWithBuffer
+
+        class ByPriority(RolloutDataSourceWithBuffer):
+            def buffer_filter(self, args, buffer, n):
+                buffer.sort(key=lambda group: -group[0].metadata["level"])
+                return buffer[:n]
+        """
+    options = write("data_source_path", text)
+    source, resumed = make(options=options), make(options=options)
+    source.put_back(source.next_groups(2))
+    resumed.restore(stored(source))
+    assert prompts(source.next_groups(3)) == prompts(resumed.next_groups(3)) == ["1+1", "0+1", "2+1"]
 
 
 BOTH = """
     from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
 
     class Mine(RolloutDataSourceWithBuffer):
-        def get_samples(self, num_samples):
-            return super().get_samples(num_samples)
+        def get_samples(self, num_samples): return super().get_samples(num_samples)
 
     class Chooses(RolloutDataSourceWithBuffer):
-        def buffer_filter(self, args, buffer, n):
-            return buffer[:n]
+        def buffer_filter(self, args, buffer, n): return buffer[:n]
 
-    class Without(RolloutDataSource):
-        pass
+    class Without(RolloutDataSource): pass
 
     class Alone:
         def get_samples(self, num_samples): return []
@@ -295,65 +260,16 @@ BOTH = """
 """
 
 
-def both(write, name: str) -> PathOptions:
-    Path("choose.py").write_text(textwrap.dedent(OLDEST_LAST))
-    return write("data_source_path", BOTH, "--buffer-filter-path", "choose.py", name=f":{name}")
-
-
-def test_a_class_with_slimes_buffer_calls_the_filter_that_is_given_with_it(write, request_of) -> None:
-    source = PathSource(both(write, "Mine"), RunView(prompts=request_of))
+def test_a_class_with_slimes_buffer_calls_the_filter_of_the_run(make: Make) -> None:
+    Path("choose.py").write_text(textwrap.dedent(NEWEST))
+    source = make(BOTH, "--buffer-filter-path", "choose.py", name=":Mine")
     source.put_back(source.next_groups(3))
     assert prompts(source.next_groups(1)) == ["2+1"]
 
 
 @pytest.mark.parametrize("name", ["Chooses", "Without", "Alone"])
-def test_a_class_that_never_calls_the_filter_is_refused(write, request_of, name: str) -> None:
+def test_a_class_that_never_calls_the_filter_is_refused(make: Make, name: str) -> None:
+    Path("choose.py").write_text(textwrap.dedent(NEWEST))
     with pytest.raises(PluginError) as refused:
-        PathSource(both(write, name), RunView(prompts=request_of))
+        make(BOTH, "--buffer-filter-path", "choose.py", name=f":{name}")
     assert all(word in str(refused.value) for word in ("--buffer-filter-path", "--data-source-path", name))
-
-
-def test_a_class_derived_from_the_buffered_source_chooses_by_a_method(write, request_of) -> None:
-    text = """
-        from slime_compat.data import BufferedDataSource
-
-        class ByPriority(BufferedDataSource):
-            def buffer_filter(self, args, buffer, n):
-                buffer.sort(key=lambda group: -group[0].metadata["level"])
-                return buffer[:n]
-        """
-    options = write("data_source_path", text)
-    source = PathSource(options, RunView(prompts=request_of))
-    source.put_back(source.next_groups(2))
-    state = json.loads(json.dumps(source.state()))
-    assert prompts(source.next_groups(3)) == ["1+1", "0+1", "2+1"]
-    resumed = PathSource(options, RunView(prompts=request_of))
-    resumed.restore(state)
-    assert prompts(resumed.next_groups(2)) == ["1+1", "0+1"]
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        ("None", "get_samples(2) returned None"),
-        ("[]", "get_samples(2) returned []"),
-        ("[['1+1'], ['2+2']]", "returned a list of list"),
-    ],
-)
-def test_a_malformed_group_is_refused(write, request_of, returned: str, message: str) -> None:
-    text = f"class C:\n    def __init__(self, args): ...\n    def get_samples(self, n): return {returned}\n"
-    source = PathSource(
-        write("data_source_path", text + "    def add_samples(self, s): ..."), RunView(prompts=request_of)
-    )
-    with pytest.raises(PluginError) as refused:
-        source.next_groups(2)
-    assert str(refused.value).startswith("--data-source-path mine.py: ")
-    assert message in str(refused.value)
-
-
-def test_functions_see_the_runs_source_with_the_methods_of_slime(write, request_of) -> None:
-    view = SourceView(PathSource(write("data_source_path", BY_ARGS), RunView(prompts=request_of)))
-    groups = view.get_samples(2)
-    view.add_samples(groups[:1])
-    assert prompts(view.get_samples(1)) == ["0+1"]
-    assert len(view) == 5

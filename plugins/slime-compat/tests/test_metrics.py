@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from slime_compat.metrics import rollout_metrics
 from slime_compat.options import CompatOptions, PathOptions
 from slime_compat.plugin import slime_log_rollout, slime_prepare
+from slime_core import Sample, Status
+from slime_core.components.construction import run_view
 from slime_core.config.load import load
-from slime_core.plugins.construction import run_view
-from slime_core.types import Sample, Status
 
 
-def options(**given: object) -> CompatOptions | PathOptions:
-    """As a run hands them over that names no function."""
+def options(**given: Any) -> CompatOptions | PathOptions:
+    """The options of a run that names no function."""
     made = CompatOptions(**given)
     return slime_prepare(run_view(load([], check_rules=False).config, {"compat": made}), made, {})
 
 
-def sample(mask: list[int], reward: float | dict[str, float], log_probs: list[float], **more: object) -> Sample:
-    length = {"tokens": [0, *mask], "response_length": len(mask)}
-    return Sample(**length, loss_mask=mask, reward=reward, rollout_log_probs=log_probs, **more)
+def sample(mask: list[int], reward: float | dict[str, float], log_probs: list[float], **more: Any) -> Sample:
+    length: dict[str, Any] = {"tokens": [0, *mask], "response_length": len(mask), "loss_mask": mask}
+    return Sample(**length, reward=reward, rollout_log_probs=log_probs, **more)
 
 
 SAMPLES = [
@@ -31,27 +33,27 @@ SAMPLES = [
 ]
 
 
-def test_turns_and_lengths_with_and_without_what_tools_wrote() -> None:
-    found = rollout_metrics(SAMPLES, options(log_multi_turn=True))
+def test_turns_and_lengths_with_and_without_the_output_of_tools() -> None:
+    metrics = rollout_metrics(SAMPLES, options(log_multi_turn=True))
     lengths = "multi_turn/raw_response_length/response_length"
-    assert found[f"{lengths}_mean"] == pytest.approx(8 / 3)
-    assert (found[f"{lengths}_max"], found[f"{lengths}_min"], found[f"{lengths}_clip_ratio"]) == (4, 2, 1 / 3)
-    assert found["multi_turn/wo_obs_response_length/response_length_max"] == 3
+    assert metrics[f"{lengths}_mean"] == pytest.approx(8 / 3)
+    assert (metrics[f"{lengths}_max"], metrics[f"{lengths}_min"], metrics[f"{lengths}_clip_ratio"]) == (4, 2, 1 / 3)
+    assert metrics["multi_turn/wo_obs_response_length/response_length_max"] == 3
     rounds = "multi_turn/multi_turn_metric/round_number"
-    assert (found[f"{rounds}_mean"], found[f"{rounds}_max"], found[f"{rounds}_min"]) == (8 / 3, 5, 1)
+    assert (metrics[f"{rounds}_mean"], metrics[f"{rounds}_max"], metrics[f"{rounds}_min"]) == (8 / 3, 5, 1)
 
 
-def test_categories_are_shares_of_a_named_reward_or_of_a_field() -> None:
-    found = rollout_metrics(SAMPLES, options(log_reward_category="kind"))
-    assert found == {"rollout/error_cat/easy": 2 / 3, "rollout/error_cat/hard": 1 / 3}
+def test_categories_are_shares_of_a_named_reward_or_of_a_field_and_are_added_to_the_metrics() -> None:
+    metrics = {"rollout/raw_reward": 1.0}
+    assert not slime_log_rollout(0, SAMPLES, metrics, 1.0, options(log_reward_category="kind"))
+    assert metrics == {"rollout/raw_reward": 1.0, "rollout/error_cat/easy": 2 / 3, "rollout/error_cat/hard": 1 / 3}
     named = [sample([1], {"acc": acc}, [-1.0]) for acc in (0.0, 0.0, 1.0, 0.0)]
-    found = rollout_metrics(named, options(log_reward_category="acc"))
-    assert found == {"rollout/error_cat/0.0": 0.75, "rollout/error_cat/1.0": 0.25}
+    shares = rollout_metrics(named, options(log_reward_category="acc"))
+    assert shares == {"rollout/error_cat/0.0": 0.75, "rollout/error_cat/1.0": 0.25}
 
 
 def test_correct_samples_have_their_lengths_and_their_surprise() -> None:
-    found = rollout_metrics(SAMPLES, options(log_correct_samples=True))
-    assert found == {
+    assert rollout_metrics(SAMPLES, options(log_correct_samples=True)) == {
         "rollout/correct_length/p25": 2,
         "rollout/correct_length/p50": 2,
         "rollout/correct_length/p75": 4,
@@ -61,10 +63,7 @@ def test_correct_samples_have_their_lengths_and_their_surprise() -> None:
     assert rollout_metrics([sample([1], 0.5, [-1.0])], options(log_correct_samples=True)) == {}
 
 
-def test_they_are_added_to_the_metrics_of_a_rollout() -> None:
-    metrics = {"rollout/raw_reward": 1.0}
-    assert not slime_log_rollout(0, SAMPLES, metrics, 1.0, options(log_reward_category="kind"))
-    assert metrics == {"rollout/raw_reward": 1.0, "rollout/error_cat/easy": 2 / 3, "rollout/error_cat/hard": 1 / 3}
-    metrics = {}
+def test_a_run_without_these_flags_has_none_of_them() -> None:
+    metrics: dict[str, float] = {}
     assert not slime_log_rollout(0, SAMPLES, metrics, 1.0, options())
     assert metrics == {}

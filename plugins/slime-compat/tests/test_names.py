@@ -1,101 +1,94 @@
-"""Code that imports from ``slime``, in files that a run names by path: what it finds, and what check says."""
+"""Files that import from ``slime``: the names that they can import, and the checks before a run."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from slime_compat.check import load_checked
+from slime_compat.dapo import compute_score
 from slime_compat.forms import rollout_forms
 from slime_compat.names import NAMES
-from slime_compat.options import PathOptions
 from slime_core.errors import PluginError
 from slime_core.types import Sample
-from tests.function_paths import handed, resolve
 
-FORMS = rollout_forms(group_rm=False)
-
-
-def given(tmp_path, code: str, flag: str = "custom-rm-path") -> PathOptions:
-    (tmp_path / "mine.py").write_text(textwrap.dedent(code))
-    return handed([f"--{flag}", f"{tmp_path}/mine.py"])
-
-
-def checked(tmp_path, code: str, *flags: str) -> None:
-    from slime_core.plugins.selection import check_settings
-
-    (tmp_path / "mine.py").write_text(textwrap.dedent(code))
-    resolved, active = resolve(["--plugin", "grpo", "--custom-rm-path", f"{tmp_path}/mine.py", *flags])
-    check_settings(resolved, active.registry, code=active.functions)
-
-
-REWARD = """
-    async def reward(args, sample):
-        from slime.utils.types import Sample as Again
-        return float(isinstance(sample, Sample) and Again is Sample)
-"""
+REWARD = "def reward(args, sample): return 0.0\n"
 
 
 @pytest.mark.parametrize("module", ["slime.data", "slime.utils.types"])
-async def test_a_file_finds_slimes_names_at_its_top_and_in_its_functions(tmp_path, module) -> None:
-    code = f"from {module} import Sample\n{textwrap.dedent(REWARD)}"
-    loaded = load_checked(given(tmp_path, code), "custom_rm_path", FORMS)
-    assert await loaded.function(None, Sample()) == 1.0
+async def test_only_the_file_can_import_slimes_names_at_its_top_and_in_its_functions(write, module: str) -> None:
+    code = f"""
+        from {module} import Sample
 
-
-async def test_no_other_code_finds_a_package_called_slime(tmp_path) -> None:
-    load_checked(given(tmp_path, f"from slime.data import Sample\n{textwrap.dedent(REWARD)}"), "custom_rm_path", FORMS)
+        async def reward(args, sample):
+            from slime.utils.types import Sample as Again
+            return float(isinstance(sample, Sample) and Again is Sample)
+    """
+    loaded = load_checked(write("custom_rm_path", code), "custom_rm_path", rollout_forms(group_rm=False))
     assert "slime" not in sys.modules
     assert importlib.util.find_spec("slime") is None
     with pytest.raises(ModuleNotFoundError):
         import slime  # noqa: F401
+    assert await loaded.function(None, Sample()) == 1.0
 
 
-@pytest.mark.parametrize("name", [f"{module}:{name}" for module, names in NAMES.items() for name in names])
-def test_every_name_leads_somewhere(name: str) -> None:
-    module, _, attribute = name.partition(":")
-    if "megatron" in module:
-        pytest.importorskip("torch")
-    target, _, found = NAMES[module][attribute].partition(":")
-    assert hasattr(importlib.import_module(target), found)
-
-
-RULES = {
-    module: f"--rm-type {name}"
-    for module, name in {
-        "math_utils": "math",
-        "deepscaler": "deepscaler",
-        "f1": "f1",
-        "gpqa": "gpqa",
-        "ifbench": "ifbench",
-    }.items()
-}
+@pytest.mark.parametrize("target", sorted({target for names in NAMES.values() for target in names.values()}))
+def test_every_name_has_a_counterpart(target: str) -> None:
+    module, _, attribute = target.partition(":")
+    assert hasattr(importlib.import_module(module), attribute)
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("response", "label", "strict", "score", "pred"),
     [
-        ("from slime.rollout.rm_hub import async_rm", "--rm-type NAME"),
-        (
-            "from slime.rollout import rm_hub as hub\nasync def score(sample): return await hub.async_rm(None, sample)",
-            "3: async_rm",
-        ),
-        ("import slime.rollout.rm_hub\nscore = slime.rollout.rm_hub.batched_async_rm", "3: batched_async_rm"),
-        *((f"from slime.rollout.rm_hub.{module} import score", advice) for module, advice in RULES.items()),
-        ("from slime.data import Sampel", "RolloutDataSource, RolloutDataSourceWithBuffer, Sample, pop_first"),
-        ("import slime.ray.rollout", "2: slime.ray.rollout"),
-        ("import nowhere_at_all", "'nowhere_at_all'"),
-        ("from .neighbour import f", "'neighbour'"),
-        ("def helper(): return undefined_name", "2: 'undefined_name'"),
+        ("so\nAnswer: \\boxed{1,234}.", "1234", False, 1.0, "1234"),
+        ("Answer: x = 3.0", 3, False, 1.0, "3.0"),
+        ("Answer: $\\text{ten}$", "ten", False, 1.0, "ten"),
+        ("it is 3", "3", False, -1.0, "[INVALID]"),
+        ("\\boxed{2} or \\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True, 1.0, "\\frac{1}{2}"),
+        ("Answer: 3", "3", True, -1.0, None),
+        ("\\boxed{3}" + " " * 100, "3", True, -1.0, None),
     ],
 )
-def test_check_says_what_a_file_lacks_before_anything_starts(tmp_path, code, message) -> None:
-    with pytest.raises(PluginError) as caught:
-        checked(tmp_path, f"# mine\n{code}\ndef reward(args, sample): return 0.0\n")
-    assert message in str(caught.value)
+def test_the_rule_of_dapo_by_hand(response: str, label: object, strict: bool, score: float, pred: str | None) -> None:
+    result = compute_score(response, label, strict_box_verify=strict)
+    assert result == {"score": score, "acc": score > 0, "pred": pred}
+
+
+RULES = ("math", "deepscaler", "f1", "gpqa", "ifbench")
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("from slime.rollout.rm_hub import async_rm", ["line 2", "async_rm", "--rm-type"]),
+        ("from slime.rollout import rm_hub as hub\nasync def f(s): return await hub.async_rm(s)", ["line 3: async_rm"]),
+        ("import slime.rollout.rm_hub\nx = slime.rollout.rm_hub.batched_async_rm", ["line 3: batched_async_rm"]),
+        ("from slime.rollout.rm_hub.math_utils import score", ["--rm-type math"]),
+        *((f"from slime.rollout.rm_hub.{rule} import score", [f"--rm-type {rule}"]) for rule in RULES[1:]),
+        ("from slime.data import Sampel", ["RolloutDataSource, RolloutDataSourceWithBuffer, Sample, pop_first"]),
+        ("import slime.ray.rollout", ["line 2: slime.ray.rollout"]),
+        ("import nowhere_at_all", ["line 2", "'nowhere_at_all'"]),
+        ("from .neighbour import f", ["'neighbour'"]),
+        ("def helper(): return undefined_name", ["line 2: 'undefined_name'"]),
+        ("from other import x", ["other.py", "line 2", "'nowhere_at_all'"]),
+        ("def helper():\n    import of_slime", ["of_slime.py", "slime.ray"]),
+        ("import broken", ["broken.py"]),
+        ("try:\n    import nowhere_at_all\nexcept ImportError as e:\n    raise ImportError('x') from e", ["line 3"]),
+    ],
+)
+def test_names_that_do_not_exist_are_refused_before_a_run(write, code: str, named: list[str]) -> None:
+    Path("other.py").write_text("\nimport nowhere_at_all")
+    Path("of_slime.py").write_text("from slime.ray import rollout")
+    Path("broken.py").write_text("def (")
+    with pytest.raises(PluginError) as refused:
+        write("custom_rm_path", f"# mine\n{code}\n{REWARD}", name=":reward")
+    assert all(word in str(refused.value) for word in ("--custom-rm-path mine.py", *named))
 
 
 @pytest.mark.parametrize(
@@ -103,6 +96,7 @@ def test_check_says_what_a_file_lacks_before_anything_starts(tmp_path, code, mes
     [
         "try:\n    import nowhere_at_all\nexcept ImportError:\n    nowhere_at_all = None",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from nowhere_at_all import X",
+        "def helper(web=False):\n    if web:\n        import nowhere_at_all",
         "from math import *\nprint(tau)",
         "def helper():\n    global made\n    made = 1\ndef other(): return made, [x for x in (1,)], __name__, __file__",
         "class A:\n    b = 1\n    def c(self): return super().__repr__(), __class__",
@@ -110,36 +104,5 @@ def test_check_says_what_a_file_lacks_before_anything_starts(tmp_path, code, mes
         "from slime.rollout import sglang_rollout\nx = sglang_rollout.GenerateState",
     ],
 )
-def test_names_that_exist_are_accepted(tmp_path, code) -> None:
-    checked(tmp_path, f"{code}\ndef reward(args, sample): return 0.0\n")
-
-
-BOTH = """
-    async def reward_func(args, sample, **kwargs) -> float:
-        return 1.0
-
-    async def batched_custom_rm(args, samples) -> list[float]:
-        return [2.0 for _ in samples]
-"""
-
-
-@pytest.mark.parametrize(("group_rm", "name"), [(False, "reward_func"), (True, "batched_custom_rm")])
-def test_group_rm_chooses_between_two_reward_functions_of_a_file(tmp_path, group_rm, name) -> None:
-    checked(tmp_path, BOTH, *(["--group-rm"] if group_rm else []))
-    loaded = load_checked(given(tmp_path, BOTH), "custom_rm_path", rollout_forms(group_rm=group_rm))
-    assert loaded.function.__name__ == name
-
-
-def test_a_reward_class_that_needs_a_model_says_so_before_anything_starts(tmp_path) -> None:
-    code = """
-    class Judge:
-        def __init__(self, model_path):
-            self.path = model_path
-
-        def compute_reward(self, prompts, responses):
-            return [0.0 for _ in prompts]
-    """
-    with pytest.raises(PluginError, match="model_path"):
-        checked(tmp_path, code)
-    checked(tmp_path, code, "--rm-model-path", str(tmp_path))
-    checked(tmp_path, code.replace("model_path)", "model_path=None)"))
+def test_names_that_exist_are_accepted(write, code: str) -> None:
+    write("custom_rm_path", f"{textwrap.dedent(code)}\n{REWARD}", name=":reward")

@@ -5,98 +5,90 @@ from __future__ import annotations
 import json
 import pickle
 import textwrap
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from slime_compat.rollout import PathFunctions
+from slime_core import Sample
 from slime_core.cli.run import options_of
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import PluginError, RunError
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_testing.fake_engine import FakeEngine
 from tests.function_paths import resolve
 
-FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
-
 Build = Callable[..., Sampler]
 
 
 @pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    with FakeEngine() as engine:
-        yield engine
-
-
-@pytest.fixture
 async def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> AsyncIterator[Build]:
-    """A sampler of two prompts a rollout, two samples each, in a run that names functions of ``mine.py``."""
+    """``build(text, *flags)``: a sampler of two prompts a rollout, two samples each, with functions of ``mine.py``."""
     monkeypatch.chdir(tmp_path)
-    made: list[Sampler] = []
-    rows = [{"prompt": f"{n}+1", "label": str(n + 1)} for n in range(4)]
-    Path("train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    samplers: list[Sampler] = []
+    data = Path("train.jsonl").absolute()
+    data.write_text("\n".join(json.dumps({"prompt": f"{n}+1", "label": str(n + 1)}) for n in range(4)))
 
     def make(text: str, *flags: str) -> Sampler:
         Path("mine.py").write_text(textwrap.dedent(text))
-        shape: tuple[str, ...] = ("--rollout-batch-size", "2", "--rollout-max-response-len", "8")
+        words = ["--plugin", "grpo", "--rollout-batch-size", "2", "--rollout-max-response-len", "8", *flags]
         if "--n-samples-per-prompt" not in flags:
-            shape += ("--n-samples-per-prompt", "2")
-        argv = ("--plugin", "grpo", *shape, "--rollout-shuffle", "false", "--rm-type", "random", *flags)
-        if "--custom-rm-path" in flags:
-            argv = tuple(word for word in argv if word not in ("--rm-type", "random"))
-        resolved, active = resolve(argv)
-        settings = SamplerSettings(
-            resolved.config, FOLDER, Path("train.jsonl").absolute(), engine.url, options=options_of(resolved, active)
-        )
-        made.append(Sampler(settings, active.registry))
-        return made[-1]
+            words += ["--n-samples-per-prompt", "2"]
+        if "--custom-rm-path" not in flags:
+            words += ["--rm-type", "random"]
+        resolved, active = resolve([*words, "--rollout-shuffle", "false"])
+        options = options_of(resolved, active)
+        settings = SamplerSettings(resolved.config, ARITHMETIC / "model", data, engine.url, options=options)
+        samplers.append(Sampler(settings, active.registry))
+        return samplers[-1]
 
     yield make
-    for sampler in made:
+    for sampler in samplers:
         await sampler.close()
 
 
 REWARD = "async def reward(args, sample, **kwargs):\n    return float(sample.index)\n"
 
 
-async def test_a_reward_by_path_trains(build) -> None:
-    sampled = await build(REWARD, "--custom-rm-path", "mine.py").sample(0)
+async def test_a_reward_by_path_trains_and_other_processes_find_the_router(build: Build, engine: FakeEngine) -> None:
+    sampler = build(REWARD, "--custom-rm-path", "mine.py")
+    sampled = await sampler.sample(0)
     assert sampled.metrics["rollout/raw_reward"] == 1.5
     assert sampled.shards[0].columns_B["advantages"].tolist() == pytest.approx([-0.7071, 0.7071] * 2, abs=1e-3)
-
-
-async def test_functions_in_other_processes_find_the_router_too(build, engine) -> None:
-    options = build(REWARD, "--custom-rm-path", "mine.py")._settings.options["compat"]
-    args = pickle.loads(pickle.dumps(options)).arguments
+    args = pickle.loads(pickle.dumps(sampler._settings.options["compat"])).arguments
     assert f"http://{args.sglang_router_ip}:{args.sglang_router_port}" == engine.url
 
 
-async def test_hooks_see_each_sample_before_it_is_rewarded_in_order(build) -> None:
+async def test_hooks_see_each_sample_before_it_is_rewarded_in_order(build: Build) -> None:
     text = """
+        import copy
+
         def first(args, sample, *, rollout_id=None, evaluation=False):
             sample.metadata["seen"] = [rollout_id, evaluation, sample.reward]
 
         async def second(args, sample):
             sample.metadata["seen"].append(len(sample.tokens))
-            return sample
+            return copy.deepcopy(sample)
 
         def reward(args, sample):
             assert sample.metadata["seen"] == [7, False, None, 10], sample.metadata
             return 1.0
         """
-    paths = ("mine.py:first", "--rollout-sample-hook-path", "mine.py:second")
-    sampler = build(text, "--rollout-sample-hook-path", *paths, "--custom-rm-path", "mine.py:reward")
-    assert (await sampler.sample(7)).metrics["rollout/raw_reward"] == 1.0
+    hooks = ("--rollout-sample-hook-path", "mine.py:first", "--rollout-sample-hook-path", "mine.py:second")
+    sampled = await build(text, *hooks, "--custom-rm-path", "mine.py:reward").sample(7)
+    assert sampled.metrics["rollout/raw_reward"] == 1.0
 
 
-async def test_a_hook_that_returns_something_else_is_refused(build) -> None:
-    sampler = build("def hook(args, sample): return 3", "--rollout-sample-hook-path", "mine.py")
-    message = "--rollout-sample-hook-path mine.py: it returned 3; accepted: a slime_core.Sample, or None."
-    with pytest.raises(PluginError, match=message):
-        await sampler.sample(0)
+async def test_hooks_that_return_no_sample_leave_the_replacement_to_other_plugins(write, context) -> None:
+    options = write("rollout_sample_hook_path", "def hook(args, sample): sample.metadata['seen'] = True")
+    sample = Sample(prompt="1+1")
+    assert await PathFunctions(options).generated(sample, context) is None
+    assert sample.metadata == {"seen": True}
 
 
-async def test_groups_that_a_filter_drops_are_replaced_and_removed_samples_do_not_train(build, engine) -> None:
+async def test_groups_that_a_filter_drops_are_replaced_and_removed_samples_do_not_train(build: Build) -> None:
     text = REWARD + (
         "from types import SimpleNamespace as Output\n"
         "def keep(args, samples): return Output(keep=samples[0].group_index != 0, reason='first one')\n"
@@ -110,18 +102,6 @@ async def test_groups_that_a_filter_drops_are_replaced_and_removed_samples_do_no
     assert (sampled.metrics["rollout/dropped/first_one"], sampled.metrics["rollout/changed/filtered"]) == (1, 1)
 
 
-async def test_shaped_rewards_are_advantages_and_the_plain_ones_are_logged(build) -> None:
-    text = REWARD + (
-        "def shape(args, samples):\n"
-        "    raw = [sample.get_reward_value(args) for sample in samples]\n"
-        "    return raw, [one - 3 for one in raw]\n"
-    )
-    paths = ("--custom-rm-path", "mine.py:reward", "--custom-reward-post-process-path", "mine.py:shape")
-    sampled = await build(text, *paths).sample(0)
-    assert sampled.shards[0].columns_B["advantages"].tolist() == [-3, -2, -1, 0]
-    assert sampled.metrics["rollout/raw_reward"] == 1.5
-
-
 EIGHT = """
     def reward(args, sample):
         return float(sample.index != 7)
@@ -132,77 +112,78 @@ EIGHT = """
     """
 
 
-async def test_rewards_of_a_function_are_not_normalised_again(build) -> None:
-    # Groups (1, 1, 1, 1) and (1, 1, 1, 0): r - 1/2, by hand; normalised again the second would be (.5, .5, .5, -1.5).
-    flags = ("--custom-rm-path", "mine.py:reward", "--custom-reward-post-process-path", "mine.py:shape")
-    sampled = await build(EIGHT, *flags, "--n-samples-per-prompt", "4").sample(0)
-    assert sampled.shards[0].columns_B["advantages"].tolist() == [0.5] * 7 + [-0.5]
-
-
-async def test_rewards_are_advantages_where_normalisation_is_disabled(build) -> None:
-    sizes = ("--n-samples-per-prompt", "4")
-    flags = ("--custom-rm-path", "mine.py:reward", "--disable-rewards-normalization")
-    sampled = await build(EIGHT, *flags, *sizes).sample(0)
-    assert sampled.shards[0].columns_B["advantages"].tolist() == [1.0] * 7 + [0.0]
-
-
-@pytest.mark.parametrize("returned", ["[1.0, 2.0]", "([1.0], [1.0])", "([1.0] * 4, [float('nan')] * 4)", "None"])
-async def test_a_malformed_pair_of_rewards_is_refused(build, returned: str) -> None:
-    sampler = build(f"def shape(args, samples): return {returned}", "--custom-reward-post-process-path", "mine.py")
-    with pytest.raises(PluginError, match="for 4 samples"):
-        await sampler.sample(0)
+@pytest.mark.parametrize(
+    ("flags", "advantages"),
+    [
+        # Groups (1, 1, 1, 1) and (1, 1, 1, 0): r - 1/2; normalised again the second would be (.5, .5, .5, -1.5).
+        (("--custom-reward-post-process-path", "mine.py:shape"), [0.5] * 7 + [-0.5]),
+        (("--disable-rewards-normalization",), [1.0] * 7 + [0.0]),
+    ],
+)
+async def test_shaped_and_raw_rewards_are_advantages_and_the_raw_ones_are_logged(
+    build: Build, flags: tuple[str, ...], advantages: list[float]
+) -> None:
+    sampler = build(EIGHT, "--custom-rm-path", "mine.py:reward", *flags, "--n-samples-per-prompt", "4")
+    sampled = await sampler.sample(0)
+    assert sampled.shards[0].columns_B["advantages"].tolist() == advantages
+    assert sampled.metrics["rollout/raw_reward"] == 7 / 8
 
 
 CONVERT = """
-    def convert(args, samples):
-        samples = samples[1:]
-        return {
-            "tokens": [list(one.tokens) for one in samples],
-            "response_lengths": [one.response_length for one in samples],
-            "rewards": [0.25 * one.index for one in samples],
-            "raw_reward": [one.reward for one in samples],
-            "truncated": [0 for _ in samples],
-            "sample_indices": [one.index for one in samples],
-            "loss_masks": [[1] * (one.response_length - 1) + [0] for one in samples],
-            "rollout_ids": [one.index for one in samples],
-        }
+def convert(args, samples):
+    samples = samples[1:]
+    data = {
+        "tokens": [list(one.tokens) for one in samples],
+        "response_lengths": [one.response_length for one in samples],
+        "rewards": [0.25 * one.index for one in samples],
+        "raw_reward": [one.reward for one in samples],
+        "truncated": [0 for _ in samples],
+        "sample_indices": [one.index for one in samples],
+        "loss_masks": [[1] * (one.response_length - 1) + [0] for one in samples],
+        "rollout_ids": [one.index for one in samples],
+    }
+    return data
 """
+BY_COLUMNS = ("--custom-convert-samples-to-train-data-path", "mine.py")
 
 
-async def test_columns_of_a_function_are_what_is_trained(build) -> None:
-    flags = ("--custom-convert-samples-to-train-data-path", "mine.py")
-    (shard,) = (await build(CONVERT, *flags).sample(0)).shards
+async def test_columns_of_a_function_are_what_is_trained(build: Build) -> None:
+    (shard,) = (await build(CONVERT, *BY_COLUMNS).sample(0)).shards
     assert shard.indices_B.tolist() == [1, 2, 3]
     assert shard.columns_B["advantages"].tolist() == [0.25, 0.5, 0.75]
     assert shard.loss_mask_U.tolist() == [1, 1, 1, 1, 0] * 3
     assert shard.rollout_log_probs_U.tolist() == [-0.5] * 15
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("data.pop('loss_masks')", "dict without loss_masks"),
-        ("data['rewards'].pop()", "'rewards': 3"),
-        ("data['sample_indices'][0] = 9", "4 rows, and sample_indices"),
-        ("data['loss_masks'][2] = [1]", "1 entries of loss_masks"),
-        ("data['rewards'][0] = None", "rewards [None, 0.25, 0.5, 0.75]"),
-    ],
-)
-async def test_columns_that_do_not_fit_together_are_refused(build, change: str, message: str) -> None:
-    text = textwrap.dedent(CONVERT).replace("samples[1:]", "samples").replace("return {", "data = {")
-    flags = ("--custom-convert-samples-to-train-data-path", "mine.py")
-    with pytest.raises(PluginError) as refused:
-        await build(f"{text}    {change}\n    return data\n", *flags).sample(0)
-    assert str(refused.value).startswith(f"{flags[0]} mine.py: ")
-    assert message in str(refused.value)
+async def test_too_few_rows_for_the_ranks_and_steps_are_refused(build: Build) -> None:
+    text = CONVERT.replace("samples[1:]", "samples[:1]")
+    with pytest.raises(RunError, match="1 rows"):
+        await build(text, *BY_COLUMNS, "--num-steps-per-rollout", "2").sample(0)
 
 
-async def test_too_few_rows_for_the_ranks_and_steps_are_refused_in_words(build) -> None:
-    text = textwrap.dedent(CONVERT).replace("samples[1:]", "samples[:1]")
-    flags = ("--custom-convert-samples-to-train-data-path", "mine.py")
-    message = "mine.py: it returned 1 rows"
-    with pytest.raises(RunError, match=message):
-        await build(text, *flags, "--num-steps-per-rollout", "2").sample(0)
+ROLLOUT_FLAG = "--rollout-function-path"
+MALFORMED = [
+    ("--rollout-sample-hook-path", "def f(args, sample): return 3", "returned 3"),
+    *(
+        ("--custom-reward-post-process-path", f"def f(args, samples): return {returned}", "for 4 samples")
+        for returned in ("[1.0, 2.0]", "([1.0], [1.0])", "([1.0] * 4, [float('nan')] * 4)", "None")
+    ),
+    *(
+        (ROLLOUT_FLAG, f"def f(args, rollout_id, data_source): return {returned}", r"slime_core\.Sample")
+        for returned in ("None", "[]", "[['1+1']]", "{}")
+    ),
+    (
+        ROLLOUT_FLAG,
+        "from slime_core import Sample\ndef f(args, rollout_id, data_source): return [[Sample()]]",
+        "group_index",
+    ),
+]
+
+
+@pytest.mark.parametrize(("flag", "text", "named"), MALFORMED)
+async def test_a_malformed_result_is_refused(build: Build, flag: str, text: str, named: str) -> None:
+    with pytest.raises(PluginError, match=rf"{flag} mine\.py: .*{named}"):
+        await build(text, flag, "mine.py").sample(0)
 
 
 LOG = """
@@ -219,18 +200,17 @@ LOG = """
 
 
 @pytest.mark.parametrize("replaces", [True, False])
-async def test_log_functions_add_to_the_metrics_or_replace_them(build, tmp_path, replaces: bool) -> None:
-    (tmp_path / "mine.yaml").write_text(f"replaces: {str(replaces).lower()}\n")
+async def test_log_functions_add_to_the_metrics_or_replace_them(build: Build, replaces: bool) -> None:
+    Path("mine.yaml").write_text(f"replaces: {str(replaces).lower()}\n")
     flags = ("--custom-rollout-log-function-path", "mine.py:log", "--custom-config-path", "mine.yaml")
     more = ("--custom-eval-rollout-log-function-path", "mine.py:log_eval", "--eval-prompt-data", "sums", "train.jsonl")
     sampler = build(LOG, *flags, *more)
-    metrics = (await sampler.sample(2)).metrics
-    scores = await sampler.evaluate(3)
+    metrics, scores = (await sampler.sample(2)).metrics, await sampler.evaluate(3)
     assert (metrics.get("mine/samples"), scores.get("mine/truncated")) == ((None, None) if replaces else (205, 3))
     assert ("rollout/raw_reward" in metrics, "eval/sums" in scores) == (not replaces, not replaces)
 
 
-async def test_a_function_sees_every_group_and_the_data_source(build) -> None:
+async def test_a_function_sees_every_group_and_the_data_source(build: Build) -> None:
     text = """
         def look(args, all_groups, data_source):
             args.seen = ([len(group) for group in all_groups], len(data_source))
@@ -243,31 +223,30 @@ async def test_a_function_sees_every_group_and_the_data_source(build) -> None:
 
 
 ROLLOUT = """
-    from dataclasses import dataclass, field
+from dataclasses import dataclass, field
 
-    from slime_core import Sample
+from slime_core import Sample
 
-    @dataclass
-    class RolloutFnTrainOutput:
-        samples: list
-        metrics: dict = field(default_factory=dict)
+@dataclass
+class RolloutFnTrainOutput:
+    samples: list
+    metrics: dict = field(default_factory=dict)
 
-    def generate_rollout(args, rollout_id, data_source, evaluation=False):
-        assert not evaluation
-        groups = data_source.get_samples(args.rollout_batch_size)
-        for sample in (sample for group in groups for sample in group):
-            sample.tokens = [6, 15, 6]
-            sample.append_response_tokens(tokens=[7, 1], log_probs=[-0.25, -0.5], text="2")
-            sample.status = Sample.Status.COMPLETED
-            sample.reward = sample.index + 10 * rollout_id if sample.index else None
-        return RolloutFnTrainOutput(samples=groups, metrics={"mine/answer": 2})
+def generate_rollout(args, rollout_id, data_source, evaluation=False):
+    assert not evaluation
+    groups = data_source.get_samples(args.rollout_batch_size)
+    for sample in (sample for group in groups for sample in group):
+        sample.tokens = [6, 15, 6]
+        sample.append_response_tokens(tokens=[7, 1], log_probs=[-0.25, -0.5], text="2")
+        sample.status = Sample.Status.COMPLETED
+        sample.reward = sample.index + 10 * rollout_id if sample.index else None
+    return RolloutFnTrainOutput(samples=groups, metrics={"mine/answer": 2})
 """
 
 
-async def test_a_rollout_function_stands_in_for_the_sampler(build, engine) -> None:
-    text = textwrap.dedent(ROLLOUT) + "\n" + REWARD
-    flags = ("--rollout-function-path", "mine.py:generate_rollout", "--custom-rm-path", "mine.py:reward")
-    sampler = build(text, *flags)
+async def test_a_rollout_function_replaces_the_sampler(build: Build, engine: FakeEngine) -> None:
+    flags = (ROLLOUT_FLAG, "mine.py:generate_rollout", "--custom-rm-path", "mine.py:reward")
+    sampler = build(ROLLOUT + REWARD, *flags)
     sampled = await sampler.sample(1)
     assert engine.calls == []
     assert sampled.metrics["mine/answer"] == 2
@@ -277,68 +256,63 @@ async def test_a_rollout_function_stands_in_for_the_sampler(build, engine) -> No
     assert sampler.cursor()["source"]["next"] == 2
 
 
-async def test_a_rollout_function_may_be_async_and_return_a_bare_list_with_fan_outs(build) -> None:
-    text = textwrap.dedent(ROLLOUT).replace("def generate_rollout", "async def generate_rollout")
+async def test_a_rollout_function_may_be_async_and_return_a_bare_list_with_fan_outs(build: Build) -> None:
+    text = ROLLOUT.replace("def generate_rollout", "async def generate_rollout")
     text = text[: text.index("    return Rollout")] + "    return [[group] for group in groups]\n"
-    sampled = await build(text, "--rollout-function-path", "mine.py:generate_rollout").sample(1)
+    sampled = await build(text, ROLLOUT_FLAG, "mine.py:generate_rollout").sample(1)
     assert sampled.shards[0].indices_B.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("returned", ["None", "[]", "[['1+1']]", "{}"])
-async def test_a_malformed_rollout_is_refused(build, returned: str) -> None:
-    sampler = build(f"def f(args, rollout_id, data_source): return {returned}", "--rollout-function-path", "mine.py")
-    with pytest.raises(PluginError, match=r"slime_core\.Sample"):
-        await sampler.sample(0)
+# --- Evaluations ------------------------------------------------------------------------------------------------------
 
-
-async def test_samples_of_no_group_are_refused(build) -> None:
-    text = "from slime_core import Sample\ndef f(args, rollout_id, data_source): return [[Sample()]]"
-    with pytest.raises(PluginError, match="group_index"):
-        await build(text, "--rollout-function-path", "mine.py").sample(0)
-
-
-async def test_an_evaluation_function_stands_in_for_the_core(build, engine) -> None:
-    text = """
-        def measure(args, rollout_id, data_source, evaluation=False):
-            assert evaluation and len(data_source) == 4
-            return {"mine": {"rewards": [1.0, 0.0], "truncated": [True, False]}, "other": {"rewards": [rollout_id]}}
-        """
-    sampler = build(text, "--eval-function-path", "mine.py")
-    assert await sampler.evaluate(5) == {"eval/mine": 0.5, "eval/mine-truncated_ratio": 0.5, "eval/other": 5.0}
-    assert engine.calls == []
-
-
-async def test_a_malformed_evaluation_is_refused(build) -> None:
-    sampler = build("def f(args, rollout_id, data_source): return {'a': [1.0]}", "--eval-function-path", "mine.py")
-    with pytest.raises(PluginError, match=r'\{name: \{"rewards": list, \.\.\.\}\}'):
-        await sampler.evaluate(0)
+EVALUATION_FLAG = "--eval-function-path"
+NAMED_REWARDS = "{'a': {'rewards': [{'acc': 1.0, 'score': 0.25}]}}"
 
 
 @pytest.mark.parametrize(
-    ("rewards", "flags", "message"),
+    ("returned", "flags", "scores"),
     [
-        ("[1.0, {'acc': 1.0}]", (), "{'acc': 1.0} at place 1; accepted: numbers, or dicts .* which is None"),
-        ("[{'acc': 1.0}]", ("--reward-key", "score"), "{'acc': 1.0} at place 0; .* --reward-key, which is 'score'"),
-        ("[None]", (), "None at place 0"),
-        ("['1']", (), "'1' at place 0"),
+        (
+            "{'a': {'rewards': [1.0, 0.0], 'truncated': [True, False]}, 'b': {'rewards': [rollout_id]}}",
+            (),
+            {"eval/a": 0.5, "eval/a-truncated_ratio": 0.5, "eval/b": 5.0},
+        ),
+        (
+            "{'a': {'rewards': [np.float32(0.5), {'acc': np.array(1.0), 'other': None}]}}",
+            ("--reward-key", "acc"),
+            {"eval/a": 0.75},
+        ),
+        (NAMED_REWARDS, ("--reward-key", "score"), {"eval/a": 0.25}),
+        (NAMED_REWARDS, ("--reward-key", "score", "--eval-reward-key", "acc"), {"eval/a": 1.0}),
     ],
 )
-async def test_an_evaluation_with_rewards_that_are_no_numbers_is_refused(build, rewards, flags, message) -> None:
-    text = f"def f(args, rollout_id, data_source): return {{'a': {{'rewards': {rewards}}}}}"
-    sampler = build(text, "--eval-function-path", "mine.py", *flags)
-    with pytest.raises(PluginError, match=rf"--eval-function-path mine\.py: rewards of 'a' has {message}"):
+async def test_an_evaluation_function_replaces_the_core(
+    build: Build, engine: FakeEngine, returned: str, flags: tuple[str, ...], scores: dict[str, float]
+) -> None:
+    text = f"""
+        import numpy as np
+
+        def measure(args, rollout_id, data_source, evaluation=False):
+            assert evaluation and len(data_source) == 4
+            return {returned}
+        """
+    assert await build(text, EVALUATION_FLAG, "mine.py", *flags).evaluate(5) == scores
+    assert engine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("returned", "flags", "named"),
+    [
+        ("{'a': [1.0]}", (), '"rewards": list'),
+        ("{'a': {'rewards': [1.0, {'acc': 1.0}]}}", (), "{'acc': 1.0} at place 1; .* None"),
+        ("{'a': {'rewards': [{'acc': 1.0}]}}", ("--reward-key", "score"), "{'acc': 1.0} at place 0; .* 'score'"),
+        ("{'a': {'rewards': [None]}}", (), "None at place 0"),
+        ("{'a': {'rewards': ['1']}}", (), "'1' at place 0"),
+    ],
+)
+async def test_an_evaluation_with_rewards_that_are_no_numbers_is_refused(
+    build: Build, returned: str, flags: tuple[str, ...], named: str
+) -> None:
+    sampler = build(f"def f(args, rollout_id, data_source): return {returned}", EVALUATION_FLAG, "mine.py", *flags)
+    with pytest.raises(PluginError, match=rf"{EVALUATION_FLAG} mine\.py: .*{named}"):
         await sampler.evaluate(0)
-
-
-async def test_an_evaluation_takes_numbers_of_numpy_and_named_rewards(build) -> None:
-    text = "import numpy as np\ndef f(args, rollout_id, data_source): return {'a': {'rewards': %s}}"
-    rewards = "[np.float32(0.5), {'acc': np.array(1.0), 'other': None}]"
-    sampler = build(text % rewards, "--eval-function-path", "mine.py", "--reward-key", "acc")
-    assert await sampler.evaluate(0) == {"eval/a": 0.75}
-
-
-async def test_the_reward_key_of_evaluations_holds_for_a_function_that_evaluates(build) -> None:
-    text = "def f(args, rollout_id, data_source): return {'a': {'rewards': [{'acc': 1.0, 'score': 0.25}]}}"
-    keys = ("--reward-key", "score", "--eval-reward-key", "acc")
-    assert (await build(text, "--eval-function-path", "mine.py", *keys).evaluate(0))["eval/a"] == 1.0
-    assert (await build(text, "--eval-function-path", "mine.py", *keys[:2]).evaluate(0))["eval/a"] == 0.25

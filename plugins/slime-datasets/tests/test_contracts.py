@@ -7,16 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow
-import pytest
 from pyarrow import parquet
 
 from slime_testing import DataSourceSuite, GenerateFunctionSuite, PromptFormatSuite
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of Parquet files stay in the test's own folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 class TestParquet(PromptFormatSuite):

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from slime_core import LearnerInfo, TrainStep
+from slime_core import TrainStep
+from slime_core.provisional import LearnerInfo
 from slime_plots import profiler
-from slime_plots.profiler import ProfilerOptions
+from slime_plots.options import ProfilerOptions
 from slime_testing import LifecycleSuite
 
 
@@ -30,44 +31,35 @@ def train(folder: Path | None, options: ProfilerOptions, *, rollout: int = 1, ra
 
 
 def events(path: Path) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    return found
+    return list(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"])
 
 
 def test_each_step_of_a_chosen_rollout_and_rank_has_a_trace(tmp_path: Path) -> None:
     options = ProfilerOptions(rollouts=(1, 3), ranks=(1,))
-    for rollout in range(4):
-        for rank in range(2):
-            train(tmp_path, options, rollout=rollout, rank=rank)
+    for rollout, rank in ((rollout, rank) for rollout in range(4) for rank in range(2)):
+        train(tmp_path, options, rollout=rollout, rank=rank)
     train(tmp_path, options, rollout=3, rank=1, number=1)
+    train(None, ProfilerOptions())  # a run without a folder
     names = sorted(path.name for path in (tmp_path / "profiles").iterdir())
     assert names == [f"rollout-00000{k}-step-{n}-rank-1.json.gz" for k, n in ((1, 0), (3, 0), (3, 1))]
-    assert any(event["name"] == "aten::mm" for event in events(tmp_path / "profiles" / names[0]))
 
 
-def test_shapes_and_allocations_are_in_the_trace_where_they_are_recorded(tmp_path: Path) -> None:
-    train(tmp_path / "plain", ProfilerOptions())
-    train(tmp_path / "full", ProfilerOptions(shapes=True, memory=True))
-    name = "profiles/rollout-000001-step-0-rank-0.json.gz"
-    for folder, is_full in (("plain", False), ("full", True)):
-        found = events(tmp_path / folder / name)
-        (product,) = (event for event in found if event["name"] == "aten::mm")
-        assert (product["args"].get("Input Dims") == [[3, 5], [5, 7]]) is is_full
-        assert any(event["name"] == "[memory]" for event in found) is is_full
+@pytest.mark.parametrize("is_full", [False, True])
+def test_shapes_and_allocations_are_in_the_trace_if_they_are_recorded(tmp_path: Path, is_full: bool) -> None:
+    train(tmp_path, ProfilerOptions(shapes=is_full, memory=is_full))
+    trace = events(tmp_path / "profiles" / "rollout-000001-step-0-rank-0.json.gz")
+    (product,) = (event for event in trace if event["name"] == "aten::mm")
+    assert (product["args"].get("Input Dims") == [[3, 5], [5, 7]]) is is_full
+    assert any(event["name"] == "[memory]" for event in trace) is is_full
 
 
 def test_a_gpu_has_a_snapshot_of_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of the calls, with torch's functions replaced; the content only a GPU shows."""
     calls: list[tuple[str, object]] = []
+    memory = torch.cuda.memory
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.cuda.memory, "_record_memory_history", lambda enabled="all", **_: calls.append(("record", enabled))
-    )
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda file: calls.append(("dump", file)))
+    monkeypatch.setattr(memory, "_record_memory_history", lambda enabled="all", **_: calls.append(("record", enabled)))
+    monkeypatch.setattr(memory, "_dump_snapshot", lambda file: calls.append(("dump", file)))
     train(tmp_path, ProfilerOptions(memory=True))
     snapshot = f"{tmp_path}/profiles/rollout-000001-step-0-rank-0.pickle"
     assert calls == [("record", "all"), ("dump", snapshot), ("record", None)]
-
-
-def test_without_a_run_folder_nothing_is_profiled() -> None:
-    train(None, ProfilerOptions())

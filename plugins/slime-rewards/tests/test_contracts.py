@@ -1,22 +1,25 @@
 """Every reward model, held to the contract by the kit that plugin authors use."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from slime_core import RunView
 from slime_rewards.options import RewardsOptions
+from slime_rewards.services import RemoteReward
 from slime_testing import RewardModelSuite
 from tests.http_service import HttpService, chat, embedding
 
 URLS: list[str] = []
-"""Where services and models answer while these tests run."""
+"""The address of services and models while these tests run."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def answering() -> Iterator[None]:
-    """A service, a reward model and a judge that find responses right which hold 42."""
+def service() -> Iterator[None]:
+    """A service, a reward model and a judge that accept responses with 42 in them."""
     with HttpService(answer) as service:
         URLS.append(service.url)
         yield
@@ -52,30 +55,25 @@ class TestGpqa(RewardModelSuite):
     label = "B"
 
 
-INSTRUCTIONS = {"instruction_id_list": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, {}]}
-ANSWERS = ('"Yes"', '"Yes, no"', "Yes", 'So:\n"Yes"', "")
-
-
-class TestIfBench(RewardModelSuite):
-    component = "ifbench"
-    metadata = INSTRUCTIONS
-    responses = ANSWERS
-
-
-class TestIfEval(RewardModelSuite):
-    component = "ifeval"
-    metadata = INSTRUCTIONS
-    responses = ANSWERS
-
-
-class TestInstructions(RewardModelSuite):
-    component = "instructions"
-    metadata = INSTRUCTIONS
-    responses = ANSWERS
-
-
 class TestMath(RewardModelSuite):
     component = "math"
+
+
+class Instructed(RewardModelSuite):
+    metadata: ClassVar = {"instruction_id_list": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, {}]}
+    responses = ('"Yes"', '"Yes, no"', "Yes", 'So:\n"Yes"', "")
+
+
+class TestIfBench(Instructed):
+    component = "ifbench"
+
+
+class TestIfEval(Instructed):
+    component = "ifeval"
+
+
+class TestInstructions(Instructed):
+    component = "instructions"
 
 
 class TestRemoteRm(RewardModelSuite):
@@ -83,23 +81,18 @@ class TestRemoteRm(RewardModelSuite):
 
     @classmethod
     def make(cls, run: RunView | None = None) -> Any:
-        subject = cls.subject()
-        return subject.target(RewardsOptions(rm_url=URLS[0]), run or RunView())
+        return RemoteReward(RewardsOptions(rm_url=URLS[0]), run or RunView())
 
 
-class TestServedRm(RewardModelSuite):
+class Served(RewardModelSuite):
+    @classmethod
+    def make(cls, run: RunView | None = None) -> Any:
+        return super().make(RunView(settings={"rm_model": "helper"}, models={"helper": URLS[0]}))
+
+
+class TestServedRm(Served):
     component = "served_rm"
 
-    @classmethod
-    def make(cls, run: RunView | None = None) -> Any:
-        del run
-        return super().make(RunView(settings={"rm_model": "helper"}, models={"helper": URLS[0]}))
 
-
-class TestJudge(RewardModelSuite):
+class TestJudge(Served):
     component = "judge"
-
-    @classmethod
-    def make(cls, run: RunView | None = None) -> Any:
-        del run
-        return super().make(RunView(settings={"rm_model": "helper"}, models={"helper": URLS[0]}))

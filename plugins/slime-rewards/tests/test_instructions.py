@@ -1,11 +1,11 @@
 """Every kind of instruction with a response that follows it and one that does not, and what rows may ask for."""
 
-import re
 from string import ascii_uppercase
+from typing import Any
 
 import pytest
 
-from slime_core import RunView, Sample
+from slime_core import Sample
 from slime_core.errors import DataError
 from slime_rewards.instructions.counting import COUNTING
 from slime_rewards.instructions.following import KNOWN, Instruction, instructions_of, variants
@@ -16,6 +16,7 @@ from slime_rewards.instructions.texts import sentences
 
 ENGLISH = "the cat and the dog are good friends, and they like to play in the garden every day"
 PARAGRAPHS = {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "second"}
+CAPITALS = {"capital_frequency": 2, "capital_relation": "at least"}
 KEYWORDS = {f"keyword{place}": word for place, word in enumerate(["abc", "def", "ghi", "jkl", "mno"], start=1)}
 COUNTED = "abc " + "def " * 2 + "ghi " * 3 + "jkl " * 5 + "mno " * 7
 QUESTIONS = "".join(f"Question {n}: {'why ' * n}?\nA) a\nB) b\nC) c\nD) d\nE) e\n" for n in range(1, 5))
@@ -65,12 +66,7 @@ CASES = [
     ("combination:two_responses", {}, "One.\n******\nTwo.", "One.\n******\nOne."),
     ("combination:repeat_prompt", {"prompt_to_repeat": "Say hi. "}, "say hi. Hi!", "Hi! Say hi."),
     ("startend:end_checker", {"end_phrase": "The end."}, '"That was it. the end."', "The end. Or not."),
-    (
-        "change_case:capital_word_frequency",
-        {"capital_frequency": 2, "capital_relation": "at least"},
-        "Go NOW, DON'T wait",
-        "Go NOW",
-    ),
+    ("change_case:capital_word_frequency", CAPITALS, "Go NOW, DON'T wait", "Go NOW"),
     ("change_case:english_capital", {}, ENGLISH.upper(), ENGLISH),
     ("change_case:english_lowercase", {}, ENGLISH, ENGLISH.capitalize()),
     ("change_case:english_lowercase", {}, ENGLISH, "das ist ein kurzer satz auf deutsch und er ist klein geschrieben"),
@@ -145,83 +141,51 @@ CASES = [
 ]  # fmt: skip
 
 
-def row(*names, arguments=None, response="Fine.", **fields):
-    return Sample(
-        group_index=1,
-        index=2,
-        response=response,
-        metadata={"instruction_id_list": list(names), "kwargs": arguments},
-        **fields,
-    )
+def row(*names: str, arguments: Any = None, response: str = "Fine.") -> Sample:
+    metadata = {"instruction_id_list": list(names), "kwargs": arguments}
+    return Sample(group_index=1, index=2, response=response, metadata=metadata)
 
 
 @pytest.mark.parametrize(("name", "arguments", "right", "wrong"), CASES)
-def test_a_response_that_follows_and_one_that_does_not(name, arguments, right, wrong):
+def test_a_response_that_follows_and_one_that_does_not(name: str, arguments: object, right: str, wrong: str) -> None:
     instruction = instructions_of(row(name, arguments=[arguments]))[0]
     assert (instruction.holds(right), instruction.holds(wrong)) == (True, False)
 
 
-def test_every_kind_has_a_case_and_the_benchmarks_share_none():
+def test_every_kind_has_a_case_and_the_benchmarks_share_none() -> None:
     assert {name for name, *_ in CASES} == KNOWN.keys()
     assert len(KNOWN) == len(IFEVAL) + len(COUNTING) + len(FORMING) == 25 + 57
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN))
-def test_an_empty_response_follows_nothing(name):
-    arguments = next(one for known, one, *_ in CASES if known == name)
-    assert not Instruction(name, arguments).holds(" \n")
-
-
 ODD = (
-    "日本語。\u200b次の文。",
-    "🤖👩‍👩‍👧",
-    "e\u0301 \u2028Ω\u0000",
-    "\\(*[?+",
-    "{'a': [",
-    "\ud800",
-    "1" * 5000,
-    "*\n" * 50,
-    "[" * 3_000,
-    "\n" * 3_000 + "x",
-    "e.g. " * 600,
+    *("日本語。\u200b次の文。", "🤖👩‍👩‍👧", "e\u0301 \u2028Ω\u0000", "\\(*[?+", "{'a': [", "\ud800"),
+    *("1" * 5000, "*\n" * 50, "[" * 3_000, "\n" * 3_000 + "x", "e.g. " * 600),
 )
 """Other alphabets, joined and broken characters, what a pattern or JSON might trip over, one endless number."""
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN))
-def test_no_response_is_too_odd_to_be_judged(name):
-    arguments = next(one for known, one, *_ in CASES if known == name)
-    found = [Instruction(name, arguments).holds(one) for response in ODD for one in variants(response)]
-    assert {type(one) for one in found} == {bool}
+@pytest.mark.parametrize(("name", "arguments"), {name: arguments for name, arguments, *_ in CASES}.items())
+def test_no_response_is_too_odd_to_be_judged_and_an_empty_one_follows_nothing(
+    name: str, arguments: dict[str, object]
+) -> None:
+    instruction = Instruction(name, arguments)
+    assert {type(instruction.holds(text)) for response in ODD for text in variants(response)} == {bool}
+    assert not instruction.holds(" \n")
 
 
-def test_sentences_end_with_their_mark_or_their_paragraph():
-    text = 'Dr. No paid $3.50, e.g. for tea. "Why?" she asked!\n\nA title\n\nJ. R. left. これは文です。次の文。'
-    assert sentences(text) == [
-        "Dr. No paid $3.50, e.g. for tea.",
-        '"Why?"',
-        "she asked!",
-        "A title",
-        "J. R. left.",
-        "これは文です。",
-        "次の文。",
-    ]
+def test_sentences_end_with_their_mark_or_their_paragraph() -> None:
+    first = ["Dr. No paid $3.50, e.g. for tea.", '"Why?"', "she asked!"]
+    third = ["J. R. left.", "これは文です。", "次の文。"]
+    text = f"{' '.join(first)}\n\nA title\n\n{' '.join(third[:2])}{third[2]}"
+    assert sentences(text) == [*first, "A title", *third]
 
 
-def test_the_loose_variants_are_eight():
-    assert variants("Sure:\n*Yes*\nBye") == [
-        "Sure:\n*Yes*\nBye",
-        "Sure:\nYes\nBye",
-        "*Yes*\nBye",
-        "Yes\nBye",
-        "Sure:\n*Yes*",
-        "Sure:\nYes",
-        "*Yes*",
-        "Yes",
-    ]
+def test_the_loose_variants_are_eight() -> None:
+    cut = ["Sure:\n*Yes*\nBye", "*Yes*\nBye", "Sure:\n*Yes*", "*Yes*"]
+    assert variants(cut[0]) == [text for variant in cut for text in (variant, variant.replace("*", ""))]
 
 
-def test_shares_and_all_strictly_and_loosely():
+def test_shares_and_all_strictly_and_loosely() -> None:
     names = ("punctuation:no_comma", "startend:quotation", "detectable_format:json_format")
     found = measured(row(*names, response='Sure, here:\n"fine"'))
     assert found == {"strict": 0.0, "loose": 1.0, "strict_share": 0.0, "loose_share": 1.0}
@@ -230,37 +194,34 @@ def test_shares_and_all_strictly_and_loosely():
     )
 
 
-async def test_ifeval_is_strict_and_ifbench_is_loose():
+async def test_ifeval_is_strict_and_ifbench_is_loose() -> None:
     samples = [row("startend:quotation", response='Sure:\n"fine"'), row("startend:quotation", response='"fine"')]
-    assert await IfEval(None, RunView()).score(samples) == [0.0, 1.0]
-    assert await IfBench(None, RunView()).score(samples) == [1.0, 1.0]
-    assert [one["strict_share"] for one in await Instructions(None, RunView()).score(samples)] == [0.0, 1.0]
+    assert await IfEval().score(samples) == [0.0, 1.0]
+    assert await IfBench().score(samples) == [1.0, 1.0]
+    assert [numbers["strict_share"] for numbers in await Instructions().score(samples)] == [0.0, 1.0]
 
 
-def test_arguments_of_other_kinds_are_null_and_whole_numbers_may_be_floats():
-    given = {"num_words": 2.0, "relation": "at least", "keyword": None, "N": None}
-    instructions = instructions_of(row("length_constraints:number_words", arguments=[given]))
+def test_arguments_of_other_kinds_are_null_and_whole_numbers_may_be_floats() -> None:
+    arguments = {"num_words": 2.0, "relation": "at least", "keyword": None, "N": None}
+    instructions = instructions_of(row("length_constraints:number_words", arguments=[arguments]))
     assert instructions == [Instruction("length_constraints:number_words", {"num_words": 2, "relation": "at least"})]
 
 
-BAD = [
-    (row(), "metadata instruction_id_list = []"),
-    (row("words:start_verb"), "instruction 'words:start_verb'"),
-    (row("punctuation:no_comma", arguments=[{}, {}]), "metadata kwargs = [{}, {}]"),
-    (row("count:numbers", arguments=[{"M": 3}]), "instruction 'count:numbers' takes N"),
-    (row("punctuation:no_comma", arguments=[{"N": 3}]), "instruction 'punctuation:no_comma' takes no"),
-]
+MORE_THAN = {"num_words": 2, "relation": "more than"}
 
 
-@pytest.mark.parametrize(("sample", "message"), BAD)
-def test_a_row_that_asks_for_nothing_known_is_refused(sample, message):
-    with pytest.raises(DataError, match=f"^sample 2 of group 1: {re.escape(message)}"):
+@pytest.mark.parametrize(
+    ("sample", "named"),
+    [
+        (row(), r"^sample 2 of group 1: .*instruction_id_list = \[\]"),
+        (row("words:start_verb"), "^sample 2 of group 1: .*'words:start_verb'"),
+        (row("punctuation:no_comma", arguments=[{}, {}]), r"^sample 2 of group 1: .*kwargs = \[{}, {}\]"),
+        (row("count:numbers", arguments=[{"M": 3}]), "^sample 2 of group 1: .*'count:numbers' takes N"),
+        (row("punctuation:no_comma", arguments=[{"N": 3}]), "^sample 2 of group 1: .*'punctuation:no_comma'"),
+        (row("length_constraints:number_words", arguments=[MORE_THAN]), "^relation = 'more than'.*'less than'"),
+        (row("language:response_language", arguments=[{"language": "xx"}]), "^language = 'xx'"),
+    ],
+)
+def test_a_row_whose_instructions_cannot_be_checked_is_refused(sample: Sample, named: str) -> None:
+    with pytest.raises(DataError, match=named):
         measured(sample)
-
-
-def test_an_argument_without_a_meaning_is_refused_with_those_that_have_one():
-    words = row("length_constraints:number_words", arguments=[{"num_words": 2, "relation": "more than"}])
-    with pytest.raises(DataError, match=r"^relation = 'more than'; accepted: 'less than'"):
-        measured(words)
-    with pytest.raises(DataError, match=r"^language = 'xx'"):
-        measured(row("language:response_language", arguments=[{"language": "xx"}]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -13,9 +14,9 @@ import pytest
 from slime_core.cli.activation import resolve
 from slime_core.cli.labels import LabelSamples, check_labels
 from slime_core.cli.preflight import check_files
+from slime_core.components.construction import prompt_formats, run_view
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
-from slime_core.plugins.construction import prompt_formats, run_view
 from slime_core.prompts.numbered import Held
 from slime_core.prompts.requests import training_request
 from slime_core.prompts.row_checks import RowChecks
@@ -23,169 +24,131 @@ from slime_core.prompts.row_checks import RowChecks
 WORDS = ("--plugin", "grpo", "--plugin", "rewards", "--rollout-max-response-len", "8")
 
 
-def write(folder: Path, *rows: dict[str, Any]) -> Path:
-    path = folder / "rows.jsonl"
+def write(folder: Path, *rows: dict[str, Any], name: str = "rows.jsonl") -> Path:
+    path = folder / name
     path.write_text("".join(json.dumps({"prompt": "1+1=", **row}) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-def check(path: Path, line: str) -> list[str]:
-    found, active = resolve([*WORDS, "--prompt-data", str(path), *line.split()])
-    return check_files(found.config, active.registry, trains=True, options=found.plugin_options)
+def check(path: Path | None, line: str, labels: LabelSamples | None = None) -> list[str]:
+    """The warnings of the check before a run, with those about ``labels``."""
+    data = [] if path is None else ["--prompt-data", str(path)]
+    settings, active = resolve([*WORDS, *data, *line.split()])
+    options = settings.plugin_options
+    warnings = check_files(settings.config, active.registry, trains=True, options=options, labels=labels)
+    if labels is not None:
+        check_labels(labels, settings.config, active.registry, active.manifest, options=options, warn=warnings.append)
+    return warnings
 
 
-def refusal(path: Path, line: str) -> str:
+def check_refused(path: Path | None, line: str, *parts: str) -> None:
     with pytest.raises(DataError) as caught:
         check(path, line)
-    return str(caught.value)
+    assert [part for part in parts if part not in str(caught.value)] == []
 
 
 NULL, GOOD = {"label": None}, {"label": "4"}
 INSTRUCTIONS = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
-
-
-@pytest.mark.parametrize("label", [None, "", " \t\n"], ids=repr)
-@pytest.mark.parametrize(
-    "reward", ["math", "boxed_math", "deepscaler", "dapo --reward-key acc", "f1", "gpqa", "exact_match"]
-)
-def test_labels_that_are_null_or_empty_are_refused_as_a_missing_field_is(tmp_path: Path, label, reward):
-    assert "rows.jsonl, line 1: reward model" in refusal(write(tmp_path, {"label": label}), f"--rm-type {reward}")
-
-
-def test_a_row_without_a_label_among_others_is_refused_or_left_out(tmp_path: Path):
-    path = write(tmp_path, GOOD, NULL, GOOD, NULL)
-    assert "line 2: reward model 'math'" in refusal(path, "--rm-type math")
-    assert [message.partition(": ")[0] for message in check(path, "--rm-type math --on-bad-data skip")] == [
-        f"{path}, line 2",
-        f"{path}, line 4",
-    ]
-
-
-def test_rows_without_any_label_are_refused_even_if_bad_rows_are_left_out(tmp_path: Path):
-    message = refusal(write(tmp_path, NULL, NULL), "--rm-type math --on-bad-data skip")
-    assert "none of the 2 rows" in message
-    assert "line 1: reward model 'math'" in message
+NO_NUMBER = {"instruction_id_list": ["length_constraints:number_words"], "kwargs": [{}]}
+VERL = {"reward_model": {"style": "rule", "ground_truth": "72"}, "extra_info": {"split": "train", "answer": "so 72"}}
+TOOLS = {"label": "4", "functions": [{"type": "function", "function": {"name": "add"}}]}
+SFT = "--advantage-estimator sft --rm-type zero --generate-function from_label --n-samples-per-prompt 1"
+SFT += " --parity-interval 0"
+COMPARING = ("math", "boxed_math", "deepscaler", "dapo --reward-key acc", "f1", "gpqa", "exact_match")
+FOLLOWING = ("ifeval", "ifbench", "instructions --reward-key strict")
 
 
 @pytest.mark.parametrize(
-    ("reward", "name"),
-    [("0.7*math+0.3*f1", "math"), ("0.5*ifeval+0.5*f1", "ifeval"), ("1*gpqa - 0.1*dapo:acc", "gpqa")],
-)
-def test_every_part_of_a_sum_is_asked(tmp_path: Path, reward: str, name: str):
-    found, active = resolve([*WORDS, "--prompt-data", str(write(tmp_path, NULL)), "--rm-type", reward])
-    with pytest.raises(DataError, match=f"line 1: reward model '{name}'"):
-        check_files(found.config, active.registry, trains=True, options=found.plugin_options)
-
-
-def test_a_row_is_asked_for_what_its_own_reward_model_needs(tmp_path: Path):
-    rows = [{**NULL, "metadata": {"rm_type": "ifeval", **INSTRUCTIONS}}, {**GOOD, "metadata": {"rm_type": "math"}}]
-    assert check(write(tmp_path, *rows), "--rm-type math") == []
-    path = write(tmp_path, *rows, {**NULL, "metadata": {"rm_type": "0.5*math+0.5*random"}})
-    assert "line 3: reward model 'math'" in refusal(path, "--rm-type random")
-
-
-@pytest.mark.parametrize("reward", ["random", "ifeval", "remote_rm --rm-url http://127.0.0.1:1/x"])
-def test_reward_models_that_compare_with_no_label_need_none(tmp_path: Path, reward: str):
-    assert check(write(tmp_path, {**NULL, "metadata": INSTRUCTIONS}), f"--rm-type {reward}") == []
-
-
-@pytest.mark.parametrize("label", ["E=mc^2", "12", "K", 3, True])
-def test_a_label_that_is_no_letter_is_refused_for_multiple_choice(tmp_path: Path, label):
-    assert "line 1: reward model 'gpqa'" in refusal(write(tmp_path, {"label": label}), "--rm-type gpqa")
-
-
-@pytest.mark.parametrize("label", ["A", " (c) ", "**J**"])
-def test_a_letter_is_a_label_of_multiple_choice(tmp_path: Path, label):
-    assert check(write(tmp_path, {"label": label}), "--rm-type gpqa") == []
-
-
-@pytest.mark.parametrize(
-    "metadata",
+    ("row", "line", "named"),
     [
-        None,
-        {},
-        {"instruction_id_list": []},
-        {"instruction_id_list": ["no:such"]},
-        {"instruction_id_list": ["length_constraints:number_words"], "kwargs": [{}]},
+        *((NULL, f"--rm-type {reward}", "reward model") for reward in COMPARING),
+        *(({"label": label}, "--rm-type math", "reward model 'math'") for label in ("", " \t\n", VERL, ["$2$", "$3$"])),
+        *(({"label": label}, "--rm-type gpqa", "reward model 'gpqa'") for label in ("E=mc^2", "12", "K", 3, True)),
+        *(
+            ({"label": "1", "metadata": {} if metadata is None else metadata}, f"--rm-type {reward}", "reward model")
+            for metadata in (None, {"instruction_id_list": []}, {"instruction_id_list": ["no:such"]}, NO_NUMBER)
+            for reward in FOLLOWING
+        ),
+        # Each part of a sum, and the reward model that a row names.
+        (NULL, "--rm-type 0.7*math+0.3*f1", "reward model 'math'"),
+        (NULL, "--rm-type 0.5*ifeval+0.5*f1", "reward model 'ifeval'"),
+        (NULL, "--rm-type 1*gpqa-0.1*dapo:acc", "reward model 'gpqa'"),
+        ({**NULL, "metadata": {"rm_type": "0.5*math+0.5*random"}}, "--rm-type random", "reward model 'math'"),
+        (NULL, SFT, "generate function 'from_label'"),
+        # Fields inside a label that is no text are named.
+        (VERL, "--rm-type math --label-key reward_model", "reward_model.ground_truth"),
+        ({"answers": ["$2$", "$3$"]}, "--rm-type math --label-key answers", "answers.0"),
     ],
 )
-@pytest.mark.parametrize("reward", ["ifeval", "ifbench", "instructions --reward-key strict"])
-def test_instructions_that_cannot_be_checked_are_refused(tmp_path: Path, metadata, reward: str):
-    path = write(tmp_path, {"label": "1", "metadata": metadata})
-    assert "line 1: reward model" in refusal(path, f"--rm-type {reward}")
+def test_a_row_that_cannot_be_rewarded_is_refused(tmp_path: Path, row: dict[str, Any], line: str, named: str) -> None:
+    check_refused(write(tmp_path, row), line, "rows.jsonl, line 1: ", named)
 
 
-VERL = {"style": "rule", "ground_truth": "72"}
+SEARCH = f"--plugin searchr1 --advantage-estimator grpo --hf-checkpoint {ARITHMETIC / 'model'} --label-key"
 
 
-def test_an_object_is_no_label_of_mathematics_and_its_fields_are_named(tmp_path: Path):
-    path = write(tmp_path, {"reward_model": VERL, "extra_info": {"split": "train", "answer": "so 72"}})
-    message = refusal(path, "--rm-type math --label-key reward_model")
-    assert "line 1" in message
-    assert "reward_model.ground_truth" in message
-    assert check(path, "--rm-type math --label-key reward_model.ground_truth") == []
-    assert check(path, "--rm-type f1 --label-key extra_info.answer") == []
-    assert "reward_model.ground_truth" in refusal(path, "--rm-type math --label-key reward_model.truth")
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        *(
+            ({**NULL, "metadata": INSTRUCTIONS}, f"--rm-type {reward}")
+            for reward in ("random", "ifeval", "remote_rm --rm-url http://127.0.0.1:1/x")
+        ),
+        *(({"label": label}, "--rm-type gpqa") for label in ("A", " (c) ", "**J**")),
+        *(({"label": label}, "--rm-type exact_match") for label in ("[1, 2)", "{1, 2}", 72, 0, 0.5, False, "false")),
+        ({**NULL, "metadata": {"rm_type": "ifeval", **INSTRUCTIONS}}, "--rm-type math"),
+        ({**NULL, "metadata": {"generate_function": "from_buffer"}}, "--plugin datasets --rm-type math"),
+        (GOOD, SFT),
+        (VERL, "--rm-type math --label-key reward_model.ground_truth"),
+        (VERL, "--rm-type f1 --label-key extra_info.answer"),
+        ({"answers": ["$2$", "$3$"]}, "--rm-type math --label-key answers.0"),
+        ({"answers": ["Lemen", "Fador"]}, f"{SEARCH} answers"),
+        ({"reward_model": {"ground_truth": {"target": ["x"]}}}, f"{SEARCH} reward_model"),
+    ],
+)
+def test_a_row_that_can_be_rewarded_is_accepted(tmp_path: Path, row: dict[str, Any], line: str) -> None:
+    assert check(write(tmp_path, row), line) == []
 
 
-def test_a_list_is_no_label_of_mathematics_and_its_entry_is_named(tmp_path: Path):
-    path = write(tmp_path, {"final_answer": ["$2$", "$3$"]})
-    assert "final_answer.0" in refusal(path, "--rm-type math --label-key final_answer")
-    assert check(path, "--rm-type math --label-key final_answer.0") == []
+def test_a_key_that_leads_nowhere_and_an_empty_list_of_answers_are_refused(tmp_path: Path) -> None:
+    key = "--rm-type math --label-key reward_model.truth"
+    check_refused(write(tmp_path, VERL), key, "reward_model.ground_truth")
+    empty = {"reward_model": {"ground_truth": {"target": []}}}
+    check_refused(write(tmp_path, empty), f"{SEARCH} reward_model", "line 1: reward model 'search_r1'")
 
 
-@pytest.mark.parametrize("label", ["[1, 2)", "{1, 2}", "[1, 2]", 72, 0, 0.5, False, "false"])
-def test_text_numbers_and_booleans_are_labels(tmp_path: Path, label):
-    assert check(write(tmp_path, {"label": label}), "--rm-type exact_match") == []
+def test_rows_without_a_label_are_refused_or_left_out_unless_all_are(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD, NULL, GOOD, NULL)
+    check_refused(path, "--rm-type math", "line 2: reward model 'math'")
+    warnings = check(path, "--rm-type math --on-bad-data skip")
+    assert [warning.partition(": ")[0] for warning in warnings] == [f"{path}, line 2", f"{path}, line 4"]
+    path = write(tmp_path, NULL, NULL)
+    check_refused(path, "--rm-type math --on-bad-data skip", " 2 rows", "line 1: reward model 'math'")
 
 
-def test_rewards_that_take_json_keep_taking_it(tmp_path: Path):
-    path = write(tmp_path, {"answers": ["Lemen", "Fador"], "reward_model": {"ground_truth": {"target": ["x"]}}})
-    words = f"--plugin searchr1 --rm-type search_r1 --reward-key score --hf-checkpoint {ARITHMETIC / 'model'}"
-    assert check(path, f"{words} --label-key answers") == []
-    assert check(path, f"{words} --label-key reward_model") == []
-    empty = write(tmp_path, {"reward_model": {"ground_truth": {"target": []}}})
-    assert "line 1: reward model 'search_r1'" in refusal(empty, f"{words} --label-key reward_model")
+def test_evaluation_sets_are_checked_for_their_reward_models(tmp_path: Path) -> None:
+    path, config = write(tmp_path, NULL), tmp_path / "set.toml"
+    for reward in ("random", "math"):
+        table = f'[[eval.eval_datasets]]\nname = "mine"\npath = "rows.jsonl"\nrm_type = "{reward}"\n'
+        config.write_text(f"[eval]\neval_interval = 1\n{table}")
+        if reward == "random":
+            check(None, f"--config {config} --rm-type random")
+    check_refused(None, f"--config {config} --rm-type random", f"{path}, line 1: reward model 'math'")
 
 
-def test_evaluation_sets_are_asked_for_what_their_reward_models_need(tmp_path: Path):
-    mine = tmp_path / "set.toml"
-    path = write(tmp_path, NULL)
-    settings = '[[eval.eval_datasets]]\nname = "mine"\npath = "rows.jsonl"\nrm_type = '
-    for reward, is_refused in (("math", True), ("random", False)):
-        mine.write_text(f'[eval]\neval_interval = 1\n{settings}"{reward}"\n')
-        found, active = resolve([*WORDS, "--config", str(mine), "--rm-type", "random"])
-        if is_refused:
-            with pytest.raises(DataError, match=f"{path}, line 1: reward model 'math'"):
-                check_files(found.config, active.registry, trains=True, options=found.plugin_options)
-        else:
-            check_files(found.config, active.registry, trains=True, options=found.plugin_options)
-
-
-def test_answers_that_come_from_the_labels_need_labels(tmp_path: Path):
-    line = "--advantage-estimator sft --rm-type zero --generate-function from_label --n-samples-per-prompt 1"
-    line += " --parity-interval 0"
-    assert "line 1: generate function 'from_label'" in refusal(write(tmp_path, NULL), line)
-    assert check(write(tmp_path, GOOD), line) == []
-
-
-def test_a_generate_function_that_gives_rewards_needs_no_label(tmp_path: Path):
-    path = write(tmp_path, {**NULL, "metadata": {"generate_function": "from_buffer"}})
-    assert check(path, "--plugin datasets --rm-type math") == []
-
-
-def test_a_row_that_is_met_later_is_refused_or_left_out(tmp_path: Path):
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_row_that_is_read_later_is_refused_or_left_out(tmp_path: Path, skips: bool) -> None:
     path = write(tmp_path, *[GOOD] * 3, NULL)
-    for words, is_refused in (("", True), ("--on-bad-data skip", False)):
-        found, active = resolve([*WORDS, "--rm-type", "math", "--prompt-data", str(path), *words.split()])
-        config, registry = found.config, active.registry
-        formats = prompt_formats(registry, found.plugin_options, run_view(config))
-        request = training_request(config, path, RowChecks.of(config, registry), formats)
-        if is_refused:
-            with pytest.raises(DataError, match="line 4: reward model 'math'"):
-                Held(request)
-        else:
-            assert len(Held(request)) == 3
+    words = ["--rm-type", "math", "--prompt-data", str(path), *(["--on-bad-data", "skip"] if skips else [])]
+    settings, active = resolve([*WORDS, *words])
+    formats = prompt_formats(active.registry, settings.plugin_options, run_view(settings.config))
+    checks = RowChecks.of(settings.config, active.registry)
+    request = training_request(settings.config, path, checks, formats)
+    if skips:
+        assert len(Held(request)) == 3
+    else:
+        with pytest.raises(DataError, match="line 4: reward model 'math'"):
+            Held(request)
 
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
@@ -198,86 +161,51 @@ def parquet(folder: Path, **columns: list[Any]) -> Path:
     return path
 
 
-def test_nulls_and_nan_of_a_column_are_no_labels(tmp_path: Path):
+def test_nulls_and_nan_of_a_column_are_no_labels(tmp_path: Path) -> None:
     words = "--plugin datasets --rm-type math"
-    assert "row 2: reward model 'math'" in refusal(parquet(tmp_path, label=["4", None]), words)
-    assert "row 1: field 'label' holds nan" in refusal(parquet(tmp_path, label=[float("nan"), 4.0]), words)
+    check_refused(parquet(tmp_path, label=["4", None]), words, "row 2: reward model 'math'")
+    check_refused(parquet(tmp_path, label=[float("nan"), 4.0]), words, "row 1: field 'label' holds nan")
     assert check(parquet(tmp_path, label=[Decimal("4.50"), Decimal("1.00")]), words) == []
     assert check(parquet(tmp_path, label=[date(2024, 1, 2)]), "--plugin datasets --rm-type f1") == []
 
 
-def test_a_path_leads_into_the_structs_of_a_column(tmp_path: Path):
-    path = parquet(tmp_path, reward_model=[VERL, None], extra_info=[{"answer": "72"}, {"answer": "5"}])
+def test_a_path_leads_into_the_structs_of_a_column(tmp_path: Path) -> None:
+    path = parquet(tmp_path, reward_model=[VERL["reward_model"], None], extra_info=[{"answer": "72"}, {"answer": "5"}])
     words = "--plugin datasets --rm-type math --label-key"
     assert check(path, f"{words} extra_info.answer") == []
-    assert "row 2: reward model 'math'" in refusal(path, f"{words} reward_model.ground_truth")
-    assert "reward_model.ground_truth" in refusal(path, f"{words} reward_model")
+    check_refused(path, f"{words} reward_model.ground_truth", "row 2: reward model 'math'")
+    check_refused(path, f"{words} reward_model", "reward_model.ground_truth")
 
 
 # --- Keys that no row has ---------------------------------------------------------------------------------------------
 
-FUNCTIONS = {"label": "4", "functions": [{"type": "function", "function": {"name": "add"}}]}
-
 
 @pytest.mark.parametrize("flag", ["--tool-key tools", "--metadata-key about", "--tool-key functions.0.tools"])
-def test_a_key_that_no_row_has_is_refused(tmp_path: Path, flag: str):
-    message = refusal(write(tmp_path, FUNCTIONS, FUNCTIONS), f"--rm-type math {flag}")
-    assert flag.split()[0] in message
-    assert "functions" in message
+def test_a_key_that_no_row_has_is_refused(tmp_path: Path, flag: str) -> None:
+    check_refused(write(tmp_path, TOOLS, TOOLS), f"--rm-type math {flag}", flag.split()[0], "functions")
 
 
-def test_rows_may_lack_a_key_that_others_have(tmp_path: Path):
-    rows = [GOOD, FUNCTIONS, {**GOOD, "about": {}}]
+def test_rows_and_files_of_a_mix_may_lack_a_key_that_others_have(tmp_path: Path) -> None:
+    rows = [GOOD, TOOLS, {**GOOD, "about": {}}]
     assert check(write(tmp_path, *rows), "--rm-type math --tool-key functions --metadata-key about") == []
-    assert check(write(tmp_path, GOOD), "--rm-type math") == []
-
-
-def test_a_file_of_a_mix_may_lack_a_key_that_another_has(tmp_path: Path):
-    with_tools, without = write(tmp_path, FUNCTIONS), tmp_path / "others.jsonl"
-    without.write_text(json.dumps({"prompt": "2+2=", **GOOD}) + "\n")
-    words = ["--plugin", "datasets", "--rm-type", "math", "--prompt-mix", str(without), "1", str(with_tools), "1"]
-    for key, is_refused in (("functions", False), ("tools", True)):
-        found, active = resolve([*WORDS, *words, "--tool-key", key])
-        if is_refused:
-            with pytest.raises(DataError, match="tool_key"):
-                check_files(found.config, active.registry, trains=True, options=found.plugin_options)
-        else:
-            check_files(found.config, active.registry, trains=True, options=found.plugin_options)
+    mix = f"{write(tmp_path, GOOD, name='others.jsonl')} 1 {write(tmp_path, TOOLS)} 1"
+    words = f"--plugin datasets --rm-type math --prompt-mix {mix} --tool-key"
+    check(None, f"{words} functions")
+    check_refused(None, f"{words} tools", "tool_key")
 
 
 # --- Labels against themselves ----------------------------------------------------------------------------------------
 
-
-def scored(path: Path, line: str) -> list[str]:
-    """The warnings of the check of the labels."""
-    found, active = resolve([*WORDS, "--prompt-data", str(path), *line.split()])
-    labels, warnings = LabelSamples(), list[str]()
-    check_files(found.config, active.registry, trains=True, options=found.plugin_options, labels=labels)
-    options = found.plugin_options
-    check_labels(labels, found.config, active.registry, active.manifest, options=options, warn=warnings.append)
-    return warnings
-
-
-@pytest.mark.parametrize(
-    "reward", ["math", "boxed_math", "deepscaler", "dapo --reward-key score", "0.5*math+0.5*dapo:acc", "f1", "gpqa"]
-)
-def test_labels_that_all_score_against_themselves_are_right(tmp_path: Path, reward: str):
-    labels = ["A", "B"] * 200 if reward == "gpqa" else ["\\frac{1}{2}", "x^2+1", *map(str, range(400))]
-    assert scored(write(tmp_path, *[{"label": label} for label in labels]), f"--rm-type {reward}") == []
-
-
 OTHERS = """
 import time
-from slime_core import Component, hookimpl
+from slime_core import hookimpl
 
 @hookimpl
-def slime_register_reward_models():
-    yield Component("words", target=f"{__name__}:Words")
-    yield Component("several", target=f"{__name__}:Several")
+def slime_register(add):
+    add.reward_model("words", Words)
+    add.reward_model("several", Several)
 
 class Words:
-    def __init__(self, options, run): pass
-
     @staticmethod
     def perfect_response(label): return label
 
@@ -288,46 +216,45 @@ class Words:
 
 class Several(Words):
     async def score(self, samples):
-        return [{"acc": one, "form": 1.0} for one in await super().score(samples)]
+        return [{"acc": reward, "form": 1.0} for reward in await super().score(samples)]
 """
-
-
-def warned(folder: Path, reward: str, *labels: str) -> str:
-    (folder / "mine.py").write_text(OTHERS)
-    (warning,) = scored(write(folder, *[{"label": label} for label in labels]), f"--plugin {folder}/mine.py {reward}")
-    return warning
+NUMBERS = ["\\frac{1}{2}", "x^2+1", *map(str, range(400))]
 
 
 @pytest.mark.parametrize(
-    "reward", ["--rm-type words", "--rm-type several --reward-key acc", "--rm-type 0.5*f1+0.5*several:acc"]
+    ("reward", "labels", "parts"),
+    [
+        *((f"--rm-type {reward}", NUMBERS, ()) for reward in ("math", "0.5*math+0.5*dapo:acc", "f1")),
+        *((f"--rm-type {reward}", NUMBERS, ()) for reward in ("boxed_math", "deepscaler", "dapo --reward-key score")),
+        ("--rm-type gpqa", ["A", "B"] * 200, ()),
+        ("--rm-type several --reward-key form", ["two words"], ()),
+        *(
+            (
+                f"--rm-type {reward}",
+                ["a", "two words", "b", "a", "two words", "broken"],
+                ("3 of 6 labels", "line 2: 'two words'", "line 5", "line 6: 'broken'", "no such label"),
+            )
+            for reward in ("words", "several --reward-key acc", "0.5*f1+0.5*several:acc")
+        ),
+        ("--rm-type words", ["a", "endless", "b"], ("1 of 3 labels", "line 2: 'endless'")),
+        ("--rm-type words", ["endless"], ("1 of 1 labels",)),
+    ],
 )
-def test_labels_that_do_not_score_against_themselves_are_counted_and_named(tmp_path: Path, reward: str):
-    warning = warned(tmp_path, reward, "a", "two words", "b", "a", "two words", "broken")
-    assert "3 of 6 labels" in warning
-    assert all(part in warning for part in ("line 2: 'two words'", "line 5", "line 6: 'broken'", "no such label"))
-
-
-def test_the_number_that_counts_decides(tmp_path: Path):
+def test_labels_that_do_not_score_against_themselves_are_counted_and_named(
+    tmp_path: Path, reward: str, labels: list[str], parts: tuple[str, ...]
+) -> None:
     (tmp_path / "mine.py").write_text(OTHERS)
-    path = write(tmp_path, {"label": "two words"})
-    assert scored(path, f"--plugin {tmp_path}/mine.py --rm-type several --reward-key form") == []
+    path = write(tmp_path, *({"label": label} for label in labels))
+    warnings = check(path, f"--plugin {tmp_path}/mine.py {reward}", LabelSamples())
+    assert len(warnings) == bool(parts)
+    assert [part for part in parts if part not in warnings[0]] == []
 
 
-def test_a_label_that_hangs_its_reward_model_is_named_and_the_others_are_scored(tmp_path: Path):
-    warning = warned(tmp_path, "--rm-type words", "a", "endless", "b")
-    assert "1 of 3 labels" in warning
-    assert "line 2: 'endless'" in warning
-
-
-def test_a_file_is_not_refused_because_its_labels_take_long(tmp_path: Path):
-    assert "1 of 1 labels" in warned(tmp_path, "--rm-type words", "endless")
-
-
-def test_a_file_without_a_label_that_scores_against_itself_is_refused(tmp_path: Path):
-    with pytest.raises(DataError, match="none of the 2 labels"):
-        warned(tmp_path, "--rm-type words", "two words", "three more words")
-
-
-def test_a_label_that_no_answer_can_hold_scores_nothing_against_itself(tmp_path: Path):
-    with pytest.raises(DataError, match="none of the 1 labels"):
-        scored(write(tmp_path, {"label": "x^{2"}), "--rm-type boxed_math")
+@pytest.mark.parametrize(("reward", "labels"), [("words", ["two words", "three more words"]), ("boxed_math", ["x^{2"])])
+def test_a_file_without_a_label_that_scores_against_itself_is_refused(
+    tmp_path: Path, reward: str, labels: list[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(OTHERS)
+    path = write(tmp_path, *({"label": label} for label in labels))
+    with pytest.raises(DataError, match=re.escape(f"the {len(labels)} labels")):
+        check(path, f"--plugin {tmp_path}/mine.py --rm-type {reward}", LabelSamples())

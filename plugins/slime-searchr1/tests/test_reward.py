@@ -1,95 +1,67 @@
-from __future__ import annotations
+"""The reward: the final answer, its comparison with the label, and the form."""
 
-import time
+from __future__ import annotations
 
 import pytest
 
-from slime_core import RunView, Sample
+from slime_core import Sample
 from slime_core.errors import DataError
 from slime_searchr1.options import SearchOptions
 from slime_searchr1.protocol import NO_ACTION
-from slime_searchr1.reward import AnswerMatch, final_answer, normalised
+from slime_searchr1.reward import AnswerMatch
 
 
-def model(**options: float) -> AnswerMatch:
-    return AnswerMatch(SearchOptions(**options), RunView())
-
-
-async def scores(response: str, label: str | None, **options: float) -> dict[str, float]:
-    (found,) = await model(**options).score([Sample(group_index=1, index=5, response=response, label=label)])
-    return found
-
-
-async def score(response: str, label: str | None) -> float:
-    return (await scores(response, label))["exact_match"]
+async def scores(response: str, label: str | None = "Paris", *, share: float = 0.2) -> dict[str, float]:
+    sample = Sample(group_index=1, index=5, response=response, label=label)
+    (reward,) = await AnswerMatch(SearchOptions(format_score=share)).score([sample])
+    return reward
 
 
 @pytest.mark.parametrize(
-    ("response", "answer"),
+    ("response", "match"),
     [
-        ("<answer>Paris</answer>", "Paris"),
-        ("<answer>Rome</answer> no: <answer>\n Paris </answer> done", "Paris"),
-        ("<answer>Rome</answer> <answer>Paris", "Rome"),
-        ("<answer>Rome <answer>Paris</answer>", "Paris"),
-        ("</answer> Paris <answer>", None),
-        ("Paris", None),
-        ("<answer></answer>", ""),
+        ("<answer>Rome</answer> no: <answer>\n Paris </answer> done", 1.0),
+        ("<answer>Paris</answer> <answer>Rome", 1.0),
+        ("<answer>Rome <answer>Paris</answer>", 1.0),
+        ("</answer> Paris <answer>", 0.0),
+        ("Paris", 0.0),
+        ("<answer></answer>", 0.0),
     ],
 )
-def test_the_final_answer_is_the_last_complete_one(response, answer):
-    assert final_answer(response) == answer
+async def test_the_final_answer_is_the_last_complete_one(response: str, match: float) -> None:
+    assert (await scores(response))["exact_match"] == match
 
 
 @pytest.mark.parametrize(
-    ("text", "bare"),
+    ("answer", "label", "reward"),
     [
-        ("The  Beatles!", "beatles"),
-        ("an apple, a day", "apple day"),
-        ("Theatre", "theatre"),
-        ("U.S.A.", "usa"),
-        ("  two\twords\n", "two words"),
+        ("The Beatles", "beatles", 1.0),
+        ("The Beatles", '["Rolling Stones", "Beatles"]', 1.0),
+        ("The Beatles", "Beatle", 0.0),
+        ("The Beatles", '["Rolling Stones"]', 0.0),
+        ("The Beatles", "[Beatles]", 1.0),
+        ("The Beatles", "[]", 0.0),
+        ("The Beatles", '{"style": "rule", "ground_truth": {"target": ["Beatles", "Fab Four"]}}', 1.0),
+        ("The Beatles", '{"style": "rule", "ground_truth": {"target": ["Fab Four"]}}', 0.0),
+        ("The Beatles", '{"ground_truth": "Beatles"}', 1.0),
+        ("The Beatles", '{"other": "Beatles"}', 0.0),
+        ("The  Beatles!", "a beatles\n", 1.0),
+        ("an apple, a day", "apple day", 1.0),
+        ("Theatre", "atre", 0.0),
+        ("U.S.A.", "usa", 1.0),
+        ("42", "42", 1.0),
+        ("1969", "[1969, 1970]", 1.0),
     ],
 )
-def test_answers_are_normalised_as_in_squad(text, bare):
-    assert normalised(text) == bare
+async def test_an_answer_is_compared_with_those_of_the_label_as_in_squad(
+    answer: str, label: str, reward: float
+) -> None:
+    assert (await scores(f"<think>?</think><answer>{answer}</answer>", label))["exact_match"] == reward
 
 
-@pytest.mark.parametrize(
-    ("label", "reward"),
-    [
-        ("beatles", 1.0),
-        ('["Rolling Stones", "Beatles"]', 1.0),
-        ("Beatle", 0.0),
-        ('["Rolling Stones"]', 0.0),
-        ("[Beatles]", 1.0),
-        ("[]", 0.0),
-        ('{"style": "rule", "ground_truth": {"target": ["Beatles", "Fab Four"]}}', 1.0),
-        ('{"style": "rule", "ground_truth": {"target": ["Fab Four"]}}', 0.0),
-        ('{"ground_truth": "Beatles"}', 1.0),
-        ('{"other": "Beatles"}', 0.0),
-    ],
-)
-async def test_an_answer_is_compared_with_every_label(label, reward):
-    assert await score("<think>?</think><answer>The Beatles</answer>", label) == reward
-
-
-async def test_a_number_as_label_is_text():
-    assert await score("<answer>42</answer>", "42") == 1.0
-    assert await score("<answer>1969</answer>", "[1969, 1970]") == 1.0
-
-
-async def test_a_response_without_an_answer_gets_nothing():
-    assert await score("The Beatles", "The Beatles") == 0.0
-
-
-async def test_rewards_stand_in_the_order_of_the_samples():
-    samples = [Sample(response=f"<answer>{number}</answer>", label="2") for number in range(4)]
-    assert [one["exact_match"] for one in await model().score(samples)] == [0.0, 0.0, 1.0, 0.0]
-
-
-async def test_a_sample_without_a_label_is_named():
-    with pytest.raises(DataError, match="'search_r1': sample 5"):
-        await score("<answer>2</answer>", None)
+async def test_a_sample_without_a_label_is_named() -> None:
+    with pytest.raises(DataError, match="sample 5 of group 1"):
+        await scores("<answer>2</answer>", None)
 
 
 SEARCHED = "I wonder.<search>beatles</search>\n\n<information>Doc 1(Title: Pop) x</information>\n\n"
@@ -111,28 +83,17 @@ SEARCHED = "I wonder.<search>beatles</search>\n\n<information>Doc 1(Title: Pop) 
         ("Paris" + NO_ACTION + "<answer>Paris</answer>", 0.0),
         ("<answer><search>Paris</answer>", 0.0),
         ("", 0.0),
+        (SEARCHED * 20_000 + "<search>", 0.0),  # a pattern that backtracks would not end
     ],
 )
-async def test_a_response_has_the_form_if_it_is_searches_and_one_answer_at_its_end(response, form):
-    assert (await scores(response, "Paris"))["format"] == form
+async def test_a_response_has_the_form_if_it_is_searches_and_one_answer_at_its_end(response: str, form: float) -> None:
+    assert (await scores(response))["format"] == form
 
 
 @pytest.mark.parametrize(
     ("response", "reward"),
-    [
-        ("<answer>Paris</answer>", 1.0),
-        ("<answer>Rome</answer>", 0.25),
-        ("<answer>Paris</answer> !", 0.75),
-        ("Paris", 0.0),
-    ],
+    [("<answer>Paris</answer>", 1), ("<answer>Rome</answer>", 0.25), ("<answer>Paris</answer> !", 0.75), ("Paris", 0)],
 )
-async def test_the_score_weighs_answer_and_form(response, reward):
-    assert (await scores(response, "Paris", format_score=0.25))["score"] == reward
-    assert (await scores(response, "Paris", format_score=0.0))["score"] == (reward >= 0.75)
-
-
-async def test_a_long_response_without_the_form_is_read_in_time():
-    response = SEARCHED * 20_000 + "<search>"
-    started = time.monotonic()
-    assert (await scores(response, "Paris"))["format"] == 0.0
-    assert time.monotonic() - started < 5
+async def test_the_score_weighs_answer_and_form(response: str, reward: float) -> None:
+    assert (await scores(response, share=0.25))["score"] == reward
+    assert (await scores(response, share=0.0))["score"] == (reward >= 0.75)

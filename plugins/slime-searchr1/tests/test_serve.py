@@ -1,4 +1,4 @@
-"""``slime searchr1 serve``: the built-in retriever over HTTP, as requests and as the run's own client see it."""
+"""``slime searchr1 serve``: the built-in retriever over HTTP, as requests and as a run see it."""
 
 from __future__ import annotations
 
@@ -24,61 +24,56 @@ async def post(url: str, body: object) -> tuple[int, dict[str, object]]:
 
 
 async def test_each_query_gets_its_passages() -> None:
-    async with serving(INDEX) as url:
-        status, answer = await post(url, {"queries": ["river Zorin", "nonesuch"], "topk": 1, "return_scores": True})
-    assert status == 200
-    ((first,), second) = answer["result"]
-    assert first["document"] == {"contents": "Zorin\nThe river of Zorin is Malka."}
-    assert first["score"] > 0
-    assert second == []
-
-
-async def test_without_scores_the_documents_stand_alone() -> None:
+    document = {"contents": "Bela\nNothing."}
     async with serving(INDEX, topk=1) as url:
-        assert await post(url, {"queries": ["bela"]}) == (200, {"result": [[{"contents": "Bela\nNothing."}]]})
+        assert await post(url, {"queries": ["bela"]}) == (200, {"result": [[document]]})
+        status, answer = await post(url, {"queries": ["bela", "nonesuch"], "topk": 1, "return_scores": True})
+    ((first,), second) = answer["result"]
+    assert (status, first["document"], second) == (200, document, [])
+    assert first["score"] > 0
 
 
 @pytest.mark.parametrize(
-    ("body", "wrong"),
+    ("body", "field"),
     [
-        ({}, "queries: "),
-        ({"queries": "river"}, "queries: "),
+        ({}, "queries"),
+        ({"queries": "river"}, "queries"),
         ({"queries": [1]}, "queries.0"),
-        ({"queries": ["a"], "topk": 0}, "topk: "),
-        ([], "Input should be"),
+        ({"queries": ["a"], "topk": 0}, "topk"),
+        ([], ""),
     ],
 )
-async def test_a_request_of_another_form_is_refused(body, wrong) -> None:
+async def test_a_request_of_another_form_is_refused(body: object, field: str) -> None:
     async with serving(INDEX) as url:
         status, answer = await post(url, body)
     assert status == 400
-    assert wrong in str(answer["detail"])
+    assert str(answer["detail"]).startswith(field)
 
 
-async def test_a_run_finds_the_same_over_http_as_in_its_own_process() -> None:
+async def test_a_run_finds_the_same_over_http_as_in_its_process() -> None:
     embedded = make_retriever(SearchOptions(topk=5))
     assert isinstance(embedded, EmbeddedRetriever)
     async with serving(Index(read_corpus(CORPUS))) as url:
         remote = make_retriever(SearchOptions(topk=5, search_url=url))
         for query in ("river of the home", "Zo", ""):
-            found, same = await remote.search(query), await embedded.search(query)
-            assert [one.contents for one in found] == [one.contents for one in same]
+            over_http, in_process = await remote.search(query), await embedded.search(query)
+            assert [passage.contents for passage in over_http] == [passage.contents for passage in in_process]
 
 
 async def test_a_port_in_use_is_named() -> None:
     async with serving(INDEX) as url:
         port = int(url.rpartition(":")[2].partition("/")[0])
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be listened on"):
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
             async with serving(INDEX, port=port):
                 pass
 
 
-def test_a_corpus_that_cannot_be_read_is_named(tmp_path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
+def test_a_corpus_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.jsonl"):
         main(["serve", "--corpus", str(tmp_path / "none.jsonl")])
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"contents": "a"}\n{"text": "b"}\n')
-    with pytest.raises(DataError, match=r'bad.jsonl, line 2: no text "contents"'):
+    with pytest.raises(DataError, match=r"bad\.jsonl, line 2"):
         main(["serve", "--corpus", str(bad)])
 
 

@@ -1,4 +1,4 @@
-"""The gallery: first-party components with one thing broken, each to be caught by the property that names it."""
+"""Parts of the galleries: a plugin that is right, and the same with one thing broken, caught by one property."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+REGISTER = """
+from slime_core import hookimpl
+
+@hookimpl
+def slime_register(add):
+    add.{}
+"""
 
 
 @pytest.fixture
 def suite_of(tmp_path: Path) -> Callable[..., Any]:
-    """A subclass of a suite for the component ``mine`` of a plugin with this source."""
+    """A subclass of a suite for a plugin with this source, which adds the component ``mine``."""
 
-    def make(suite: Any, source: str, **attributes: Any) -> Any:
+    def make(suite: Any, source: str, added: str = "", **attributes: Any) -> Any:
         path = tmp_path / "mine.py"
-        path.write_text(source, encoding="utf-8")
+        path.write_text(source + (REGISTER.format(added) if added else ""), encoding="utf-8")
         named = {"component": "mine"} if hasattr(suite, "component") else {}
         return type("TestMine", (suite,), {**named, "plugin": str(path), "__module__": suite.__module__, **attributes})
 
@@ -25,38 +31,34 @@ def suite_of(tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.fixture
+def holds(suite_of: Callable[..., Any]) -> Callable[..., None]:
+    """Require that every property of the suite holds."""
+    from slime_testing.suite import properties
+
+    def require_all(suite: Any, source: str, added: str = "", **attributes: Any) -> None:
+        tested = suite_of(suite, source, added, **attributes)
+        for name in properties(suite):
+            getattr(tested(), name)()
+
+    return require_all
+
+
+@pytest.fixture
 def violation(suite_of: Callable[..., Any]) -> Callable[..., str]:
-    """Require that one property does not hold for a plugin with this source, and return its message; ``error`` is the
-    class of the plugin's error, if the property fails because of one."""
+    """Require that a property fails once a text is replaced, and return its message. A case is old text, new text, name
+    of the property, and the class of the plugin's error if the property fails because of one."""
     from slime_testing.suite import PropertyViolation
 
-    def found(suite: Any, source: str, name: str, error: str = "", **attributes: Any) -> str:
-        tested = suite_of(suite, source, **attributes)
+    def violate(suite: Any, source: str, added: str, case: tuple[str, ...], **attributes: Any) -> str:
+        old, new, name, *error = case
+        text = source + (REGISTER.format(added) if added else "")
+        assert old in text, f"the source has no {old!r}"
+        tested = suite_of(suite, text.replace(old, new), **attributes)
         with pytest.raises(PropertyViolation) as failure:
             getattr(tested(), f"test_{name}")()
         message = str(failure.value)
-        assert (f" failed with {error}" in message) == bool(error), message
+        assert (" failed with " in message) == bool(error), message
+        assert all(f" failed with {each}" in message for each in error), message
         return message
 
-    return found
-
-
-@pytest.fixture
-def first_party() -> Callable[[str, str], str]:
-    """The source of a file of this repository, with a registration at its end."""
-
-    def read(path: str, registration: str) -> str:
-        return (ROOT / path).read_text(encoding="utf-8") + registration
-
-    return read
-
-
-@pytest.fixture
-def broken() -> Callable[[str, str, str], str]:
-    """A source with one thing replaced."""
-
-    def replace(source: str, old: str, new: str) -> str:
-        assert source.count(old) >= 1, f"the gallery is older than what it breaks: there is no {old!r}"
-        return source.replace(old, new)
-
-    return replace
+    return violate

@@ -23,11 +23,11 @@ def slime_run_end(run):
 """
 
 
-def test_every_suite_and_every_fixture_is_described():
+def test_every_suite_and_every_fixture_is_described() -> None:
     assert [name for name in (*testing.__all__, *pytest_plugin.__all__) if f"`{name}`" not in TEXT] == []
 
 
-def test_every_snippet_runs(pytester: pytest.Pytester):
+def test_every_snippet_runs(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(mine=PLUGIN)
     snippets = {f"test_{number}": text for number, text in enumerate(SNIPPETS)}
     snippets = {name: text.replace('"mine"', '"./mine.py"') for name, text in snippets.items()}

@@ -1,149 +1,111 @@
-"""The clipped policy loss of the core, and a correction, broken in one place."""
+"""A policy loss and a correction, right and broken in one place."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from slime_testing import CorrectionSuite, PolicyLossSuite
-from slime_testing.suite import properties
 
-LOSS = """
-from slime_core import Component, hookimpl
+TRAINED = "trained_T = terms.mask_T != 0"
+ADVANTAGES = "terms.advantages_T.where(trained_T, 0.0)"
+METRICS = '{"ratio": ratio_T.detach()}'
+LOSS = f"""
+from slime_core import LossOutput
 
-@hookimpl
-def slime_register_policy_losses():
-    yield Component("mine", target=f"{__name__}:Clipped")
+class Loss:
+    def __call__(self, terms):
+        {TRAINED}
+        log_ratio_T = (terms.log_probs_T - terms.old_log_probs_T).where(trained_T, 0.0)
+        ratio_T = log_ratio_T.exp()
+        loss_T = -ratio_T * {ADVANTAGES}
+        return LossOutput(loss_T, {METRICS})
 """
-RETURNED = "return LossOutput(surrogate.loss_T, surrogate.metrics(log_ratio_T))"
+ADDED = 'policy_loss("mine", Loss)'
+OTHERS = "the_losses_of_a_sequence_do_not_depend_on_the_rest_of_the_batch"
+LEAKS = "what_masked_tokens_hold_does_not_leak"
+METRIC = "metrics_are_one_number_a_token_without_gradient"
 LOSSES = {
-    "an average": (
-        RETURNED,
-        "return LossOutput(surrogate.loss_T.mean(), surrogate.metrics(log_ratio_T))",
-        "every_token_gets_one_finite_loss",
+    "an average": ("LossOutput(loss_T", "LossOutput(loss_T.mean()", "every_token_gets_one_finite_loss"),
+    "divided by the batch": ("LossOutput(loss_T", "LossOutput(loss_T / trained_T.sum()", OTHERS),
+    "advantages whitened": (
+        ADVANTAGES,
+        f"({ADVANTAGES} - terms.advantages_T[trained_T].mean()).where(trained_T, 0.0)",
+        OTHERS,
     ),
-    "divided by the batch": (
-        RETURNED,
-        "return LossOutput(surrogate.loss_T / trained_T.sum(), surrogate.metrics(log_ratio_T))",
-        "the_losses_of_a_sequence_do_not_depend_on_the_rest_of_the_batch",
-    ),
-    "advantages whitened over the micro-batch": (
-        "trained_T = terms.mask_T != 0",
-        "import dataclasses\n        trained_T = terms.mask_T != 0\n"
-        "        kept_T = terms.advantages_T[trained_T]\n"
-        "        white_T = (terms.advantages_T - kept_T.mean()) / (kept_T.std(unbiased=False) + 1e-6)\n"
-        "        terms = dataclasses.replace(terms, advantages_T=white_T)",
-        "the_losses_of_a_sequence_do_not_depend_on_the_rest_of_the_batch",
-    ),
-    "one loss where there is no token": (
-        "return LossOutput(surrogate.loss_T, ",
-        "loss_T = surrogate.loss_T if len(trained_T) else terms.log_probs_T.sum()[None]\n"
-        "        return LossOutput(loss_T, ",
+    "a loss without a token": (
+        "LossOutput(loss_T",
+        "LossOutput(loss_T if len(trained_T) else terms.log_probs_T.sum()[None]",
         "a_rank_without_tokens_is_taken",
     ),
-    "advantages whitened again": (
-        "advantages_T=terms.advantages_T.where",
-        "advantages_T=(terms.advantages_T - terms.advantages_T.mean() + 0 * terms.log_probs_T.detach().sum()).where",
-        "what_masked_tokens_hold_does_not_leak",
-    ),
+    "a mean over masked tokens": (ADVANTAGES, f"({ADVANTAGES} - terms.advantages_T.mean())", LEAKS),
+    "masked by a product": (".where(trained_T, 0.0)\n        ratio_T", " * terms.mask_T\n        ratio_T", LEAKS),
     "masked tokens are trained": (
-        "trained_T = terms.mask_T != 0",
+        TRAINED,
         "trained_T = terms.mask_T >= 0",
         "masked_tokens_have_no_loss_and_no_gradient",
     ),
-    "masked by a product": (
-        RETURNED,
-        "return LossOutput(-(terms.log_probs_T - terms.old_log_probs_T).exp() * terms.advantages_T * terms.mask_T, {})",
-        "what_masked_tokens_hold_does_not_leak",
-    ),
-    "detached": (
-        "(terms.log_probs_T - terms.old",
-        "(terms.log_probs_T.detach() - terms.old",
-        "the_gradient_comes_through_log_probs",
-    ),
+    "detached": ("(terms.log_probs_T -", "(terms.log_probs_T.detach() -", "the_gradient_comes_through_log_probs"),
     "half detached": (
-        RETURNED,
-        "loss_T = surrogate.loss_T.detach() + (0.0 * terms.log_probs_T).where(trained_T, 0.0)\n"
-        "        return LossOutput(loss_T, surrogate.metrics(log_ratio_T))",
+        "LossOutput(loss_T",
+        "LossOutput(loss_T.detach() + (0.0 * terms.log_probs_T).where(trained_T, 0.0)",
         "the_gradient_comes_through_log_probs",
     ),
-    "input changed": (
-        "trained_T = terms.mask_T != 0",
-        "trained_T = terms.mask_T != 0\n        terms.advantages_T.clamp_(-0.5, 0.5)",
-        "the_terms_are_not_changed",
-    ),
-    "a metric of the batch": (
-        RETURNED,
-        RETURNED.replace("log_ratio_T))", "log_ratio_T) | {'ratio': surrogate.ratio_T.mean()})"),
-        "metrics_are_one_number_a_token_without_gradient",
-    ),
-    "a metric with a gradient": (
-        RETURNED,
-        RETURNED.replace("log_ratio_T))", "log_ratio_T) | {'ppo_kl': -log_ratio_T})"),
-        "metrics_are_one_number_a_token_without_gradient",
-    ),
+    "input changed": (TRAINED, f"{TRAINED}\n        terms.advantages_T.clamp_(-0.5, 0.5)", "the_terms_are_not_changed"),
+    "a metric of the batch": (METRICS, '{"ratio": ratio_T.detach().mean()}', METRIC),
+    "a metric with a gradient": (METRICS, '{"ratio": ratio_T}', METRIC),
 }
 
-CORRECTION = """
+MASK = "terms.mask_T * (ratio_T < 50)"
+WEIGHTS = "ratio_T.clamp(max=2.0)"
+CORRECTION = f"""
 import torch
-from slime_core import Component, CorrectionOutput, hookimpl
-
-@hookimpl
-def slime_register_corrections():
-    yield Component("mine", target=f"{__name__}:Truncated")
+from slime_core import CorrectionOutput
 
 class Truncated:
-    def __init__(self, options, run): pass
-
     def __call__(self, terms):
-        trained_T = terms.mask_T != 0
+        {TRAINED}
         ratio_T = (terms.log_probs_T - terms.rollout_log_probs_T).where(trained_T, 0.0).exp()
-        weights_T = ratio_T.clamp(max=2.0)
-        return CorrectionOutput(weights_T, terms.mask_T * (ratio_T < 50), {"capped": (ratio_T > 2).float()})
+        weights_T = {WEIGHTS}
+        return CorrectionOutput(weights_T, {MASK}, {{"capped": (ratio_T > 2).float()}})
 """
-DIFFERENCE = "(terms.log_probs_T - terms.rollout_log_probs_T)"
+TRUNCATED = 'correction("mine", Truncated)'
+LEFT = "what_the_actor_left_is_cut_before_what_it_came_to"
+FLIPPED = (
+    MASK,
+    "terms.mask_T * ((terms.current_log_probs_T - terms.log_probs_T).where(trained_T, 0.0) < 1)",
+    LEFT,
+)
+SEQUENCE = "a_sequence_does_not_depend_on_the_rest_of_the_batch"
 CORRECTIONS = {
-    "the mask is widened": ("terms.mask_T * (ratio_T < 50)", "(ratio_T < 50).float()", "the_mask_is_never_widened"),
-    "the mask is a weight": ("terms.mask_T * (ratio_T < 50)", "0.5 * terms.mask_T", "the_mask_is_never_widened"),
-    "negative weights": ("ratio_T.clamp(max=2.0)", "2 * ratio_T - 1", "weights_are_finite_and_not_negative"),
+    "the mask is widened": (MASK, "(ratio_T < 50).float()", "the_mask_is_never_widened"),
+    "the mask is a weight": (MASK, "0.5 * terms.mask_T", "the_mask_is_never_widened"),
+    "negative weights": (WEIGHTS, "2 * ratio_T - 1", "weights_are_finite_and_not_negative"),
     "the wrong way round": (
-        DIFFERENCE,
-        "(terms.rollout_log_probs_T - terms.log_probs_T)",
+        ").where(trained_T, 0.0).exp()",
+        ").where(trained_T, 0.0).neg().exp()",
         "the_ratio_is_trainer_over_engine",
     ),
-    "the wrong way round, of the actor as it trains": (
-        "terms.mask_T * (ratio_T < 50)",
-        "terms.mask_T * ((terms.current_log_probs_T - terms.log_probs_T).where(trained_T, 0.0) < 1)",
-        "what_the_actor_left_is_cut_before_what_it_came_to",
-    ),
-    "it corrects nothing away": (
-        "ratio_T.clamp(max=2.0)",
-        "0.5 * ratio_T",
-        "nothing_is_corrected_where_trainer_and_engine_agree",
-    ),
+    "cuts what came nearer": FLIPPED,
+    "weights without a difference": (WEIGHTS, "0.5 * ratio_T", "nothing_is_corrected_where_trainer_and_engine_agree"),
     "input changed": (
         "weights_T = ratio_T",
         "terms.mask_T.zero_()\n        weights_T = ratio_T",
         "the_terms_are_not_changed",
     ),
-    "weights of mean 1": (
-        "ratio_T.clamp(max=2.0)",
-        "(ratio_T / ratio_T.sum())",
-        "a_sequence_does_not_depend_on_the_rest_of_the_batch",
-    ),
-    "weights of mean 1 over equal batches": (
-        "ratio_T.clamp(max=2.0)",
-        "ratio_T / ratio_T[trained_T].mean()",
-        "a_sequence_does_not_depend_on_the_rest_of_the_batch",
-    ),
-    "one weight where there is no token": (
-        "weights_T = ratio_T.clamp(max=2.0)",
-        "weights_T = ratio_T.clamp(max=2.0) if len(ratio_T) else torch.ones(1)",
+    "weights of sum 1": (WEIGHTS, "ratio_T / ratio_T.sum()", SEQUENCE),
+    "weights of mean 1": (WEIGHTS, "ratio_T / ratio_T[trained_T].mean()", SEQUENCE),
+    "a weight without a token": (
+        WEIGHTS,
+        f"{WEIGHTS} if len(ratio_T) else torch.ones(1)",
         "a_rank_without_tokens_is_taken",
     ),
     "masked tokens leak": (
         ".where(trained_T, 0.0).exp()",
         ".exp()\n        ratio_T = ratio_T / ratio_T.mean() * ratio_T.mean()",
-        "what_masked_tokens_hold_does_not_leak",
+        LEAKS,
     ),
     "a metric of the batch": (
         "(ratio_T > 2).float()",
@@ -154,60 +116,25 @@ CORRECTIONS = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_broken_loss_is_caught_by_the_property_that_names_it(name, first_party, broken, violation):
-    old, new, prop, *error = LOSSES[name]
-    source = broken(first_party("slime_core/builtin/losses.py", LOSS), old, new)
-    violation(PolicyLossSuite, source, prop, *error)
+def test_a_broken_loss_is_caught(name: str, violation: Callable[..., str]) -> None:
+    violation(PolicyLossSuite, LOSS, ADDED, LOSSES[name])
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
-def test_a_broken_correction_is_caught_by_the_property_that_names_it(name, broken, violation):
-    old, new, prop, *error = CORRECTIONS[name]
-    violation(CorrectionSuite, broken(CORRECTION, old, new), prop, *error)
+def test_a_broken_correction_is_caught(name: str, violation: Callable[..., str]) -> None:
+    violation(CorrectionSuite, CORRECTION, TRUNCATED, CORRECTIONS[name])
 
 
-@pytest.mark.parametrize("name", properties(CorrectionSuite))
-def test_the_right_correction_holds_every_property(name, suite_of):
-    getattr(suite_of(CorrectionSuite, CORRECTION)(), name)()
+def test_right_ones_hold_every_property(holds: Callable[..., None]) -> None:
+    holds(PolicyLossSuite, LOSS, ADDED)
+    holds(CorrectionSuite, CORRECTION, TRUNCATED)
 
 
-def test_masked_tokens_of_a_correction_may_have_any_weight(broken, suite_of):
-    without = broken(CORRECTION, "ratio_T.clamp(max=2.0)", "ratio_T.where(ratio_T < 50, float('nan'))")
-    suite_of(CorrectionSuite, without)().test_weights_are_finite_and_not_negative()
+def test_masked_tokens_of_a_correction_may_have_any_weight(suite_of: Callable[..., Any]) -> None:
+    source = CORRECTION.replace(WEIGHTS, "ratio_T.where(ratio_T < 50, float('nan'))")
+    suite_of(CorrectionSuite, source, TRUNCATED)().test_weights_are_finite_and_not_negative()
 
 
-def test_a_loss_that_reads_the_first_token_fails_where_there_is_none(first_party, broken, suite_of):
-    old, new = "trained_T = terms.mask_T != 0", "terms.log_probs_T.max()\n        trained_T = terms.mask_T != 0"
-    tested = suite_of(PolicyLossSuite, broken(first_party("slime_core/builtin/losses.py", LOSS), old, new))()
-    with pytest.raises(RuntimeError, match="numel"):
-        tested.test_a_rank_without_tokens_is_taken()
-
-
-OPSM = """
-from slime_core import Component, hookimpl
-
-@hookimpl
-def slime_options():
-    return OffPolicyOptions
-
-@hookimpl
-def slime_register_corrections():
-    yield Component("mine", target=f"{__name__}:OffPolicySequenceMasking")
-"""
-LEFT = "what_the_actor_left_is_cut_before_what_it_came_to"
-
-
-@pytest.fixture
-def flipped(first_party, broken) -> str:
-    """Off-policy sequence masking that takes out what came nearer."""
-    source = first_party("plugins/slime-offpolicy/src/slime_offpolicy/sequences.py", OPSM)
-    return broken(source, "(terms.log_probs_T - current_T)", "(current_T - terms.log_probs_T)")
-
-
-def test_a_masking_of_what_came_nearer_is_caught(flipped, violation):
-    words = violation(CorrectionSuite, flipped, LEFT)
-    assert "current_log_probs_T and log_probs_T" in words
-
-
-def test_a_masking_of_what_came_nearer_may_be_meant(flipped, suite_of):
-    getattr(suite_of(CorrectionSuite, flipped, cuts_what_rose=True)(), f"test_{LEFT}")()
+def test_a_masking_of_what_came_nearer_may_be_intended(suite_of: Callable[..., Any]) -> None:
+    tested = suite_of(CorrectionSuite, CORRECTION.replace(*FLIPPED[:2]), TRUNCATED, cuts_what_rose=True)
+    getattr(tested(), f"test_{LEFT}")()

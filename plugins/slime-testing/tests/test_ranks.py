@@ -1,4 +1,4 @@
-"""When hooks of two ranks count as stuck."""
+"""When hooks of two ranks count as stuck; time is counted by the test."""
 
 from __future__ import annotations
 
@@ -12,39 +12,31 @@ import pytest
 from slime_testing import ranks
 
 
-def outputs(folder: Path) -> None:
-    """What two ranks have written before they say anything."""
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """The output of two ranks that have written nothing; each look at the clock is later by the test's parameter."""
+    seconds = itertools.count(0, request.param)
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None))
     for name in ("out0", "out1", "err0", "err1"):
-        (folder / name).touch()
+        (tmp_path / name).touch()
+    return tmp_path
 
 
-class Starting:
-    """A rank that reports nothing for long, and enters its first hook during a check."""
+@pytest.mark.parametrize("folder", [4], indirect=True)
+def test_a_hook_that_a_rank_has_only_just_entered_is_not_stuck(folder: Path) -> None:
+    looks = itertools.count(1)
 
-    def __init__(self, events: Path) -> None:
-        self._events, self._looks = events, itertools.count(1)
-
-    def poll(self) -> int | None:
-        look = next(self._looks)
+    def poll() -> int | None:
+        look = next(looks)
         if look == 6:
-            self._events.write_text('{"enter": "slime_learner_start"}\n')
+            (folder / "out0").write_text('{"enter": "slime_learner_start"}\n')
         return 0 if look > 8 else None
 
-
-def test_a_hook_that_a_rank_has_only_just_entered_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = itertools.count(0, 4)
-    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None))
-    outputs(tmp_path)
-    processes: Any = [Starting(tmp_path / "out0"), SimpleNamespace(poll=lambda: 0)]
-    assert ranks._watched(tmp_path, processes, 10.0) == ranks.RankReport()
+    processes: Any = [SimpleNamespace(poll=poll), SimpleNamespace(poll=lambda: 0)]
+    assert ranks._watched(folder, processes, 10.0) == ranks.RankReport()
 
 
-def test_ranks_that_never_reach_a_hook_are_reported_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = itertools.count(0, 100)
-    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None))
-    outputs(tmp_path)
-    (tmp_path / "err1").write_text("importing a large library")
+@pytest.mark.parametrize("folder", [100], indirect=True)
+def test_ranks_that_never_reach_a_hook_are_reported_without_one(folder: Path) -> None:
     processes: Any = 2 * [SimpleNamespace(poll=lambda: None)]
-    assert "300 s" in ranks._watched(tmp_path, processes, 10.0).hung
+    assert "300 s" in str(ranks._watched(folder, processes, 10.0).hung)

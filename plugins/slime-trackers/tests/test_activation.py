@@ -1,13 +1,12 @@
-"""A flag, or a line of a settings file, that activates a tracker's plugin leads to rows at the tracker.
+"""From the command line, or a line of a settings file, to the rows at a tracker.
 
-Only the processes of the run are left out: ``slime run`` is called with the words of a user, and two steps are tracked.
+``slime run`` is called with the words of a user; two steps are tracked instead of starting processes.
 """
 
 from __future__ import annotations
 
-import json
+import shutil
 import socket
-import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -19,95 +18,33 @@ from slime_core.checkpoint.folder import RunState
 from slime_core.cli.main import main
 from slime_core.runtime import launch
 
-CLIENTS = {
-    "wandb": """
-import json
-from pathlib import Path
-
-def Settings(**given):
-    return given
-
-class Run:
-    id = "made-by-wandb"
-    def __init__(self, dir):
-        self.rows = (Path(dir) / "rows.jsonl").open("a")
-    def define_metric(self, name, step_metric):
-        pass
-    def log(self, row):
-        self.rows.write(json.dumps(row) + "\\n")
-    def finish(self, exit_code):
-        self.rows.close()
-
-def init(*, dir, **given):
-    return Run(dir)
-""",
-    "mlflow": """
-import json
-from pathlib import Path
-from types import SimpleNamespace
-from mlflow.entities import rows
-
-class MlflowClient:
-    def __init__(self, tracking_uri):
-        self.file = Path(tracking_uri)
-    def get_experiment_by_name(self, name):
-        return SimpleNamespace(experiment_id="1")
-    def create_run(self, experiment_id, run_name):
-        return SimpleNamespace(info=SimpleNamespace(run_id="run-1"))
-    def log_batch(self, run_id, metrics=(), params=()):
-        with self.file.open("a") as file:
-            for step, value in rows(metrics):
-                file.write(json.dumps({"step": step, "value": value}) + "\\n")
-    def set_terminated(self, run_id, status):
-        pass
-""",
-    "mlflow.entities": """
-def Metric(key, value, timestamp, step):
-    return step, value
-
-def Param(key, value):
-    return key, value
-
-def rows(metrics):
-    return metrics
-""",
-}
+OFFLINE = ("--wandb-mode", "offline")
 
 
 @pytest.fixture
-def seen() -> list[Callable[[], object]]:
-    """Questions to ask of a tracker while the run runs."""
+def during_run() -> list[Callable[[], object]]:
+    """Functions that are called while the run is in progress."""
     return []
 
 
 @pytest.fixture(autouse=True)
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[Callable[[], object]]) -> Path:
-    """A folder with stand-ins for the clients; the run folder of every test is ``run`` in it."""
-    for name, code in CLIENTS.items():
-        package, _, module = name.partition(".")
-        folder = tmp_path / "site" / package
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{module or '__init__'}.py").write_text(code)
-        metadata = tmp_path / "site" / f"{package}-1.0.dist-info"
-        metadata.mkdir(exist_ok=True)
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    for name in CLIENTS:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "MLFLOW_TRACKING_URI"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    during_run: list[Callable[[], object]],
+    wandb: object,
+    mlflow: object,
+    installed: Path,
+) -> Path:
+    """The run folder of the test."""
     monkeypatch.chdir(tmp_path)
 
     def two_steps(job: Any, *, track: Any, resume: Any = None) -> RunState:
         for step in range(2):
             with track.step(step) as metrics:
                 metrics["train/loss"] = 0.5 - step / 4
-        for question in seen:
-            question()
+        for function in during_run:
+            function()
         return RunState(2)
 
     monkeypatch.setattr(launch, "run", two_steps)
@@ -118,73 +55,62 @@ def slime_run(*words: str) -> int:
     return main(["run", "--plugin", "grpo", "--device", "cpu", "--output-dir", "run", *words])
 
 
-def steps(path: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
-
-
-def test_the_flag_of_wandb_tracks(run: Path) -> None:
-    assert slime_run("--use-wandb", "--wandb-mode", "offline") == 0
-    assert steps(run / "rows.jsonl") == [0, 1]
-    assert json.loads((run / "trackers" / "wandb.json").read_text()) == {"run_id": "made-by-wandb"}
-
-
-def test_the_flag_of_wandb_without_its_client_is_refused(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "site" / "wandb-1.0.dist-info" / "METADATA").unlink()
-    (tmp_path / "site" / "wandb-1.0.dist-info").rmdir()
-    assert slime_run("--use-wandb", "--wandb-mode", "offline") == 2
-    assert "pip install wandb" in capsys.readouterr().err
-    assert not run.exists()
+@pytest.mark.parametrize("words", [("--use-wandb",), ("--plugin", "wandb"), ("--wandb-project", "sums"), ()])
+def test_a_run_that_names_wandb_or_sets_one_of_its_options_tracks(wandb: list[Any], words: tuple[str, ...]) -> None:
+    assert slime_run(*words, *OFFLINE) == 0
+    assert [row["step"] for row in wandb[0].rows] == [0, 1]
 
 
 @pytest.mark.parametrize(
     ("table", "tracks"),
     [('mode = "offline"', True), ('use_wandb = true\nmode = "offline"', True), ("use_wandb = false", False)],
 )
-def test_a_table_of_wandb_in_a_file_tracks_unless_it_says_no(run: Path, tmp_path: Path, table: str, tracks: bool):
-    (tmp_path / "mine.toml").write_text(f"[wandb]\n{table}\n")
+def test_a_table_of_wandb_in_a_file_tracks_unless_it_says_no(wandb: list[Any], table: str, tracks: bool) -> None:
+    Path("mine.toml").write_text(f"[wandb]\n{table}\n")
     assert slime_run("--config", "mine.toml") == 0
-    assert (run / "rows.jsonl").exists() is tracks
+    assert bool(wandb) is tracks
 
 
-def test_the_settings_that_a_run_wrote_track_again(run: Path, tmp_path: Path) -> None:
-    assert slime_run("--use-wandb", "--wandb-mode", "offline") == 0
-    (tmp_path / "written.toml").write_text((run / "config.toml").read_text())
-    (run / "rows.jsonl").unlink()
-    assert main(["run", "--config", "written.toml", "--output-dir", "second"]) == 0
-    assert steps(tmp_path / "second" / "rows.jsonl") == [0, 1]
+def test_the_settings_that_a_run_wrote_track_again(run: Path, wandb: list[Any]) -> None:
+    assert slime_run("--use-wandb", *OFFLINE) == 0
+    assert main(["run", "--config", str(run / "config.toml"), "--output-dir", "second"]) == 0
+    assert [[row["step"] for row in tracked.rows] for tracked in wandb] == [[0, 1]] * 2
 
 
-def test_a_named_mlflow_tracks(tmp_path: Path) -> None:
-    assert slime_run("--plugin", "mlflow", "--mlflow.tracking-uri", str(tmp_path / "rows.jsonl")) == 0
-    assert sorted({*steps(tmp_path / "rows.jsonl")}) == [0, 1]
+@pytest.mark.parametrize("words", [("--use-tensorboard",), ("--use-wandb",), ("--use-wandb", *OFFLINE)])
+def test_what_cannot_track_is_refused(
+    run: Path, installed: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    """An unknown flag, an upload without a key, and a missing client."""
+    if OFFLINE[0] in words:
+        shutil.rmtree(installed / "wandb-1.0.dist-info")
+    assert slime_run(*words) == 2
+    assert words[0].removeprefix("--use-") in capsys.readouterr().err
+    assert not run.exists()
 
 
-def test_a_named_prometheus_answers_while_the_run_runs(run: Path, seen: list[Callable[[], object]]) -> None:
-    found: list[str] = []
+def test_an_address_of_mlflow_tracks(mlflow: Any) -> None:
+    assert slime_run("--mlflow.tracking-uri", "http://127.0.0.1:5000") == 0
+    assert {step for _, _, step in mlflow.runs["run-0"]["metrics"]} == {0, 1}
+
+
+def test_prometheus_answers_during_the_run(run: Path, during_run: list[Callable[[], object]]) -> None:
+    texts: list[str] = []
 
     def scrape() -> None:
         url = (run / "trackers" / "prometheus.yml").read_text().partition('["')[2].partition('"')[0]
         key = (run / "trackers" / "prometheus.key").read_text()
         request = urllib.request.Request(f"http://{url}/metrics", headers={"Authorization": f"Bearer {key}"})
         with urllib.request.urlopen(request, timeout=60) as answer:
-            found.append(answer.read().decode())
+            texts.append(answer.read().decode())
 
-    seen.append(scrape)
+    during_run.append(scrape)
     assert slime_run("--plugin", "prometheus", "--prometheus.port", "0") == 0
-    assert 'slime_train_loss{metric="train/loss",run="run"} 0.25' in found[0]
+    assert 'slime_train_loss{metric="train/loss",run="run"} 0.25' in texts[0]
 
 
-def test_a_tracker_that_cannot_start_is_reported_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tracker_that_cannot_start_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert slime_run("--plugin", "prometheus", "--prometheus.port", str(port)) == 0
+        assert slime_run("--plugin", "prometheus", "--prometheus.port", str(taken.getsockname()[1])) == 0
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning:")]
     assert len([line for line in warnings if "prometheus" in line]) == 1
-
-
-@pytest.mark.parametrize("words", [("--use-tensorboard",), ("--wandb-project", "x"), ("--mlflow.tracking-uri", "x")])
-def test_a_flag_that_would_track_nothing_is_refused(run: Path, words: tuple[str, ...]) -> None:
-    assert slime_run(*words) == 2
-    assert not run.exists()

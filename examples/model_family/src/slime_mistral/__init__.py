@@ -1,1 +1,1 @@
-"""Mistral models for slime: ``plugin`` declares the family, ``model`` builds it and maps its weights."""
+"""Mistral models for slime: ``plugin`` registers the family, ``model`` builds it and maps its weights."""

@@ -12,7 +12,7 @@ __all__ = ["Mistral"]
 
 
 class Mistral(MBridgeSpec):
-    """Builds Mistral models in Megatron and maps their weights both ways."""
+    """Mistral 7B v0.3 and Mistral Nemo (2310.06825)."""
 
     unsupported = staticmethod(refusals)
 

@@ -1,22 +1,22 @@
-"""The hooks of plugin ``mistral``; imports nothing heavy, because every process and every command loads it."""
+"""Plugin ``mistral``; imports nothing heavy, because every process and every command loads it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from slime_core import Component, ModelSpecTraits, hookimpl
+from slime_core import Registration, hookimpl
 from slime_core.modeling import unsupported
 from slime_core.types import JsonValue
 
 
 @hookimpl
-def slime_register_model_specs() -> Iterator[Component]:
-    """Register one component for the family; ``pyproject.toml`` claims the same architecture."""
-    yield Component(
+def slime_register(add: Registration) -> None:
+    """Add the family. A run of a checkpoint with this architecture uses it."""
+    add.model_spec(
         "mistral",
-        target="slime_mistral.model:Mistral",
-        traits=ModelSpecTraits(architectures={"MistralForCausalLM"}, unsupported=f"{__name__}:refusals"),
-        summary="Mistral 7B v0.3 and Mistral Nemo (2310.06825)",
+        "slime_mistral.model:Mistral",
+        architectures={"MistralForCausalLM"},
+        unsupported="slime_mistral.plugin:refusals",
     )
 
 

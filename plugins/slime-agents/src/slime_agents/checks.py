@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from slime_core import FunctionSource
 from slime_core.errors import PluginError, nearest
+from slime_core.provisional import FunctionSource
 
 __all__ = ["check_code"]
 
@@ -99,7 +99,7 @@ def _inside(node: ast.AST) -> Iterator[ast.AST]:
 
 def _node(source: FunctionSource) -> ast.AST | None:
     """Return the definition or the assigned value that ``source`` names; None: the text does not show it."""
-    text = source.content if source.content is not None else _text_of_module(source.code.plugin.entry_point)
+    text = source.content if source.content is not None else _text_of_module(source.code.module)
     if text is None:
         return None
     try:

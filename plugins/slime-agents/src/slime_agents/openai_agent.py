@@ -15,9 +15,10 @@ from slime_agents.conversations import Rollout
 from slime_agents.endpoint import Access, Endpoint, Session
 from slime_agents.options import AGENT, AgentsOptions, AgentsSetup
 from slime_agents.parsing import CallParser
-from slime_core import RunView, Sample, describe
+from slime_core import RunView, Sample
 from slime_core.errors import EngineError, PluginError
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
+from slime_core.provisional import describe
 from slime_core.types import JsonValue, Status
 
 __all__ = ["AgentTask", "OpenAIAgent"]
@@ -44,9 +45,9 @@ class AgentTask:
 
 
 class OpenAIAgent:
-    """Generate function ``openai_agent``.
+    """The agent of ``--agent``, which reaches the model through OpenAI's chat completions API.
 
-    The agent is called as ``fn(task, base_url=..., api_key=..., model=...)``: an async function is awaited, any other
+    It is called as ``fn(task, base_url=..., api_key=..., model=...)``: an async function is awaited, any other
     runs in a thread. Each of its conversations becomes a sample; all of them share one rollout id. If the agent returns
     a number, it is the reward of each sample; a list of numbers has one reward for each requested answer
     (``--agents.turn-rewards``); otherwise the reward model scores the samples. An agent that raises or times out fails
@@ -56,7 +57,7 @@ class OpenAIAgent:
     def __init__(self, options: AgentsOptions | AgentsSetup, run: RunView) -> None:
         setup = options if isinstance(options, AgentsSetup) else AgentsSetup(options)
         self._options = setup.options
-        self._agent = next((cast("Callable[..., object]", one) for one in setup.load("agent")), None)
+        self._agent = next((cast("Callable[..., object]", agent) for agent in setup.load("agent")), None)
         self._endpoint = Endpoint(CallParser(self._options.tool_call_parser))
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agent")
         self._max_turns = setup.max_turns(run)
@@ -102,8 +103,8 @@ class OpenAIAgent:
             if self._options.turn_rewards == "following":
                 return rollout.finish_turns(list(accumulate(reversed(rewards)))[::-1])
         samples = rollout.finish()
-        for one in samples:
-            one.reward = rewards[-1]
+        for sample in samples:
+            sample.reward = rewards[-1]
         return samples
 
     async def _result(self, task: AgentTask, access: Access, session: Session) -> object:
@@ -122,17 +123,17 @@ class OpenAIAgent:
             error = agent.exception()
             return error if isinstance(error, Exception) else agent.result()
         finally:
-            for one in (agent, ended):
-                one.cancel()
+            for future in (agent, ended):
+                future.cancel()
             await asyncio.gather(agent, ended, return_exceptions=True)
 
     async def _call(self, task: AgentTask, access: Access) -> object:
         assert self._agent is not None
-        given = {"base_url": access.base_url, "api_key": access.api_key, "model": access.model}
+        values = {"base_url": access.base_url, "api_key": access.api_key, "model": access.model}
         if inspect.iscoroutinefunction(self._agent):
-            return await self._agent(task, **given)
+            return await self._agent(task, **values)
         loop, agent = asyncio.get_running_loop(), self._agent
-        return await loop.run_in_executor(self._threads, lambda: agent(task, **given))
+        return await loop.run_in_executor(self._threads, lambda: agent(task, **values))
 
 
 def _numbers(result: object) -> list[float] | None:
@@ -141,9 +142,9 @@ def _numbers(result: object) -> list[float] | None:
     Raises:
         ValueError: a reward is not finite.
     """
-    found = list(result) if isinstance(result, list | tuple) else [result]
-    numbers = [float(one) for one in found if isinstance(one, int | float)]
-    if not found or len(numbers) < len(found):
+    values = list(result) if isinstance(result, list | tuple) else [result]
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    if not values or len(numbers) < len(values):
         return None
     if not all(map(math.isfinite, numbers)):
         raise ValueError(f"the agent returned the reward {result}; a reward is a finite number")

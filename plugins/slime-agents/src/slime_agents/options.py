@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from slime_agents.formats import FORMATS
-from slime_core import Flag, FunctionSource, NamesCode, PluginOptions, RunView, UsedBy, load_function
+from slime_core import Flag, NamesCode, PluginOptions, RunView, UsedBy
 from slime_core.errors import nearest
+from slime_core.provisional import FunctionSource, load_function
 
 __all__ = ["AGENT", "AgentsOptions", "AgentsSetup"]
 
@@ -46,9 +47,9 @@ class AgentsOptions(PluginOptions):
     """fn(task, base_url, api_key, model): solves a task through OpenAI's API. If it returns a number, this is the
     reward."""
     turn_rewards: Annotated[Literal["last", "own", "following"], UsedBy("openai_agent")] = "last"
-    """Reward of each answer where an agent returns a list of rewards, one for each requested answer.
+    """Reward of each answer if an agent returns a list of rewards, one for each requested answer.
 
-    last: the last reward, for all answers. own: its own reward. following: the sum of its own and all later rewards.
+    last: the last reward, for all answers. own: the reward of that answer. following: the sum of it and all later ones.
     """
     tool_call_parser: Annotated[
         Annotated[str, AfterValidator(_known_parser)],
@@ -59,7 +60,7 @@ class AgentsOptions(PluginOptions):
     tool_timeout_s: Annotated[float, Field(gt=0), UsedBy("tool_agent")] = 60.0
     """Time limit for the tool calls of one turn, in seconds; beyond it the sample fails with the cause tool_timeout."""
     tool_max_chars: Annotated[int, Field(ge=1), UsedBy("tool_agent")] = 10_000
-    """Limit on a tool's answer, in characters; the rest is left out, and the answer says so."""
+    """Limit on a tool's answer, in characters. A longer answer is cut, with a note at its end."""
     agent_timeout_s: Annotated[float, Field(gt=0), UsedBy("openai_agent")] = 600.0
     """Time limit of an agent for one task, in seconds; beyond it the sample fails with the cause agent_timeout."""
 

@@ -1,46 +1,38 @@
-"""The hooks of plugin ``agents``; imports nothing heavy."""
+"""Plugin ``agents``: its generate functions, options and checks; imports nothing heavy."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from slime_agents.options import AGENT, AgentsOptions, AgentsSetup
-from slime_core import Component, FunctionSource, GenerateTraits, RunPlan, hookimpl
+from slime_core import Registration, RunPlan, hookimpl
+from slime_core.provisional import FunctionSource
 from slime_core.types import JsonValue, Sample
+
+if TYPE_CHECKING:
+    from slime_agents.options import AgentsOptions, AgentsSetup
 
 __all__: list[str] = []
 
 
 @hookimpl
-def slime_register_generate_functions() -> Iterator[Component]:
-    yield Component(
-        "tool_agent",
-        target="slime_agents.tool_agent:ToolAgent",
-        # Tool answers are kept when a response is resumed, so no tool runs twice.
-        traits=GenerateTraits(scope="sample", resumes=True),
-        summary="A conversation of the model with the tools of --tools; what they answer is not trained",
-    )
-    yield Component(
-        "openai_agent",
-        target="slime_agents.openai_agent:OpenAIAgent",
-        traits=GenerateTraits(scope="sample", rewards=True),
-        summary="The agent of --agent, which reaches the model by OpenAI's chat completions API",
-    )
+def slime_register(add: Registration) -> None:
+    add.options("slime_agents.options:AgentsOptions")
+    # The tools' answers are kept when a response is resumed, so no tool runs twice.
+    add.generate_function("tool_agent", "slime_agents.tool_agent:ToolAgent", resumes=True)
+    add.generate_function("openai_agent", "slime_agents.openai_agent:OpenAIAgent", rewards=True)
 
 
 @hookimpl
 def slime_log_rollout(samples: Sequence[Sample], metrics: dict[str, float]) -> None:
     """Add ``agents/branches``, ``agents/edited`` and ``agents/truncated`` if agents have run."""
-    found = [one for one in (sample.metadata.get(AGENT) for sample in samples) if isinstance(one, dict)]
-    for name in ("branches", "edited", "truncated") if found else ():
-        metrics[f"agents/{name}"] = sum(float(str(one.get(name, 0))) for one in found) / len(found)
+    from slime_agents.options import AGENT
 
-
-@hookimpl
-def slime_options() -> type[AgentsOptions]:
-    return AgentsOptions
+    counters = [value for value in (sample.metadata.get(AGENT) for sample in samples) if isinstance(value, dict)]
+    for name in ("branches", "edited", "truncated") if counters else ():
+        metrics[f"agents/{name}"] = sum(float(str(counter.get(name, 0))) for counter in counters) / len(counters)
 
 
 @hookimpl
@@ -71,16 +63,17 @@ _TURN_ON = "set apply_chat_template (--apply-chat-template)"
 def _uses(settings: Mapping[str, JsonValue]) -> Iterator[tuple[str, Mapping[str, JsonValue]]]:
     """Yield a message prefix and the settings for each place that generates: the run, then its evaluation sets."""
     yield "", settings
-    sets = settings.get("eval_datasets")
-    for one in sets if isinstance(sets, Sequence) else ():
-        if isinstance(one, Mapping):
-            own = {name: value for name, value in one.items() if value is not None}
-            yield f"evaluation set {own.get('name')}: ", {**settings, **own}
+    tables = settings.get("eval_datasets")
+    for table in tables if isinstance(tables, Sequence) else ():
+        if isinstance(table, Mapping):
+            values = {name: value for name, value in table.items() if value is not None}
+            yield f"evaluation set {values.get('name')}: ", {**settings, **values}
 
 
 @hookimpl
 def slime_prepare(options: AgentsOptions, code: Mapping[str, Sequence[FunctionSource]]) -> AgentsSetup:
-    from slime_agents.checks import check_code  # here: only a run has code to check
+    from slime_agents.checks import check_code
+    from slime_agents.options import AgentsSetup
 
     check_code(code)
-    return AgentsSetup(options, {option: tuple(found) for option, found in code.items()})
+    return AgentsSetup(options, {option: tuple(sources) for option, sources in code.items()})

@@ -9,8 +9,9 @@ from typing import Any
 from slime_agents.options import AgentsOptions, AgentsSetup
 from slime_agents.parsing import CallParser, Parsed, prompt_end, turn_text
 from slime_agents.tools import Toolbox, unreadable
-from slime_core import RunView, Sample, describe
+from slime_core import RunView, Sample
 from slime_core.generation import GenerateContext, SamplingParams, Trajectory
+from slime_core.provisional import describe
 from slime_core.types import JsonValue, Status
 
 __all__ = ["ToolAgent"]
@@ -23,7 +24,7 @@ BROKEN, TIMEOUT = "tool_error", "tool_timeout"
 
 
 class ToolAgent:
-    """Generate function ``tool_agent``.
+    """A conversation of the model with the tools of ``--tools``, whose answers are not trained.
 
     A conversation ends with a turn that calls no tool, after ``--max-turns`` turns, or when the response is full. An
     invalid call gets an error message as its answer, also if the parser drops it; nothing inside thoughts is a call. If

@@ -38,6 +38,7 @@ LOGIT = 40.0
 """Of a token's successor; that of every other token is 0."""
 
 TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
     "{% for message in messages %}{{ '[' + message['role'] + ']' + (message['content'] or '') | string }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}"

@@ -1,6 +1,6 @@
 """Runs functions written for slime, which ``[custom]`` names by path, as plugin components.
 
-    plugin      one component for each path setting; active if a run gives a path
+    plugin      one component or hook for each path setting
     options     the record that every adapter gets: the settings and the code that they name
     flags       the decision on each of slime's flags, for messages and docs/flags.md
     arguments   ``args``, from which such functions read every setting

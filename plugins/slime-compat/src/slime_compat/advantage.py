@@ -10,7 +10,7 @@ from slime_compat.batches import joined
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
-from slime_core import Reductions, ResponseTokens, RunView, TokenAdvantages, boundary
+from slime_core import Reductions, ResponseTokens, TokenAdvantages, boundary
 from slime_core.errors import PluginError
 from slime_core.ops.losses import approximate_kl
 
@@ -20,10 +20,9 @@ SETTING = "custom_advantage_function_path"
 
 
 class CustomAdvantage:
-    """A :class:`slime_core.TokenAdvantageEstimator` around ``fn(args, rollout_data)``."""
+    """The function of --custom-advantage-function-path, fn(args, rollout_data)."""
 
-    def __init__(self, options: PathOptions, run: RunView) -> None:
-        del run
+    def __init__(self, options: PathOptions) -> None:
         loaded = load_checked(options, SETTING, TRAINING_FORMS)
         self._source = loaded.source
         self._function = loaded.function

@@ -21,7 +21,7 @@ OF_PLUGINS: dict[str, JsonValue] = {
     "offpolicy.opsm_delta": 1e-4,
     "rewards.rm_url": None,
 }
-"""slime's settings that are options of plugins here, with their values if the plugin is not active."""
+"""slime's settings that are options of plugins here, with their values in a run without the plugin."""
 
 
 def slime_arguments(plan: RunPlan, extra: Mapping[str, Any], **derived: Any) -> SimpleNamespace:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from slime_core import FunctionSource, MicroBatch
 from slime_core.errors import PluginError
+from slime_core.provisional import FunctionSource, MicroBatch
 
 __all__ = ["joined", "refuse_no_gradient", "refuse_wider_mask", "response_lengths", "split", "total_lengths"]
 

@@ -12,8 +12,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from slime_compat.check import Loaded
-from slime_core import FunctionSource, boundary
+from slime_core import boundary
 from slime_core.errors import SlimeError
+from slime_core.provisional import FunctionSource
 from slime_core.services import refused_key
 
 __all__ = ["blamed", "call", "call_here"]

@@ -18,8 +18,9 @@ from slime_compat.keyed import carry_key
 from slime_compat.names import provided
 from slime_compat.options import PathOptions
 from slime_compat.signatures import Definition, Form, choose, defined, definitions, first_fit, mistake
-from slime_core import FunctionSource, boundary, load_function, own_definitions
+from slime_core import boundary
 from slime_core.errors import PluginError
+from slime_core.provisional import FunctionSource, load_function, own_definitions
 
 __all__ = ["Loaded", "check_texts", "chosen_text", "load_all_checked", "load_checked"]
 
@@ -64,7 +65,7 @@ def chosen_text(source: FunctionSource, forms: Sequence[Form]) -> tuple[bytes | 
     text = _text(source)
     if text is None or source.attribute is not None:
         return text, source.attribute
-    found = definitions(text, source.code.plugin.distribution)
+    found = definitions(text, source.code.distribution)
     names = choose({name: one for name, one in found.items() if one is not None}, forms)
     return text, names[0] if len(names) == 1 else None
 
@@ -113,7 +114,7 @@ def _check_text(source: FunctionSource, forms: Sequence[Form]) -> None:
     if text is None:
         return
     try:
-        found = definitions(text, source.code.plugin.distribution)
+        found = definitions(text, source.code.distribution)
     except (SyntaxError, ValueError) as error:
         raise PluginError(f"{source}: this is not Python: {error}. Correct the file.") from error
     if source.content is not None:
@@ -174,7 +175,7 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _text(source: FunctionSource) -> bytes | None:
-    return source.content if source.content is not None else _text_of_module(source.code.plugin.entry_point)
+    return source.content if source.content is not None else _text_of_module(source.code.module)
 
 
 def _text_of_module(module: str) -> bytes | None:

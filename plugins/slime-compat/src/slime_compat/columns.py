@@ -16,8 +16,9 @@ from slime_compat.batches import joined, refuse_wider_mask, response_lengths, sp
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
-from slime_core import MicroBatch, boundary
+from slime_core import boundary
 from slime_core.errors import PluginError
+from slime_core.provisional import MicroBatch
 from slime_core.types import TrainBatch
 
 __all__ = ["Postprocess"]

@@ -15,8 +15,9 @@ from slime_compat.batches import joined, refuse_wider_mask, response_lengths, sp
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
-from slime_core import MicroBatch, boundary
+from slime_core import boundary
 from slime_core.errors import PluginError
+from slime_core.provisional import MicroBatch
 
 __all__ = ["CustomCorrection"]
 
@@ -24,7 +25,7 @@ SETTING = "custom_tis_function_path"
 
 
 class CustomCorrection:
-    """A :class:`slime_core.LossCorrection` around a function of slime's signature."""
+    """A :class:`slime_core.provisional.LossCorrection` around a function of slime's signature."""
 
     def __init__(self, options: PathOptions) -> None:
         loaded = load_checked(options, SETTING, TRAINING_FORMS)

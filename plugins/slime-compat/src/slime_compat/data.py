@@ -20,11 +20,12 @@ from slime_compat.check import Loaded, load_checked
 from slime_compat.forms import rollout_forms, unbuffered
 from slime_compat.options import PathOptions
 from slime_compat.views import as_in_slime, originals, render, restore
-from slime_core import DataSource, PromptRequest, RunView
+from slime_core import DataSource, RunView
 from slime_core.errors import PluginError
 from slime_core.generation import Encoder
 from slime_core.prompts.numbered import Held, NumberedPrompts, requested
 from slime_core.prompts.rows import Prompt
+from slime_core.provisional import PromptRequest
 from slime_core.types import PromptGroup, Sample
 
 __all__ = [
@@ -150,9 +151,9 @@ class RolloutDataSource(BufferedDataSource):
 
 
 class BufferedSource:
-    """Prompts, and a buffer from which the function ``(args, rollout_id, buffer, num_samples)`` selects.
+    """Prompts and a buffer of requeued groups, from which the function of --buffer-filter-path chooses.
 
-    ``rollout_id`` is None, as in slime.
+    The function is ``(args, rollout_id, buffer, num_samples)``; ``rollout_id`` is None, as in slime.
 
     Raises:
         PluginError: the function cannot be imported or called.
@@ -184,7 +185,7 @@ class BufferedSource:
 
 
 class PathSource:
-    """Creates the class once, as ``C(args)`` or ``C(dataset, args)``, and gets groups from it.
+    """The class of --data-source-path, created as C(args) or C(dataset, args).
 
     ``dataset`` is a list with one sample for each prompt, in file order. If the class has neither ``state`` and
     ``restore`` nor, in a run with ``args.save``, ``save`` and ``load``, a resumed run repeats all calls of the earlier

@@ -22,8 +22,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from slime_core import DerivedSetting
 from slime_core.errors import ConfigError
+from slime_core.provisional import DerivedSetting
 from slime_core.types import JsonValue
 
 __all__ = ["SlimeEngines", "derived_engines", "read_slime_engines"]

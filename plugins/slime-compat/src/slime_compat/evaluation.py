@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_core import DerivedSetting
 from slime_core.errors import ConfigError, nearest
+from slime_core.provisional import DerivedSetting
 from slime_core.types import JsonValue
 
 __all__ = ["derived_sets", "read_sets"]

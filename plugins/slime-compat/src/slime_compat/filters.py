@@ -11,7 +11,7 @@ from slime_compat.check import load_checked
 from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
 from slime_compat.views import as_in_slime
-from slime_core import RunView, Transformed
+from slime_core import Transformed
 from slime_core.errors import PluginError
 from slime_core.types import PromptGroup
 
@@ -22,11 +22,12 @@ UNNAMED = "filtered"
 
 
 class PathGroupFilter:
-    """Keeps or drops a finished group by the result of the function ``(args, samples)``: a bool, or an object with
-    ``keep`` and ``reason``."""
+    """The function of --dynamic-sampling-filter-path: keeps or drops a finished group.
 
-    def __init__(self, options: PathOptions, run: RunView) -> None:
-        del run
+    The function ``(args, samples)`` returns a bool, or an object with ``keep`` and ``reason``.
+    """
+
+    def __init__(self, options: PathOptions) -> None:
         self._loaded = load_checked(options, "dynamic_sampling_filter_path", rollout_forms(group_rm=options.group_rm))
         self._args = options.arguments
         self._encoder = options.encoder
@@ -56,10 +57,12 @@ class PathGroupFilter:
 
 
 class PathRolloutFilter:
-    """Passes all groups to the function ``(args, groups)``, which sets ``remove_sample`` on samples not to train."""
+    """The function of --rollout-sample-filter-path: sets remove_sample on samples not to train.
 
-    def __init__(self, options: PathOptions, run: RunView) -> None:
-        del run
+    The function ``(args, groups)`` is called with all groups.
+    """
+
+    def __init__(self, options: PathOptions) -> None:
         self._loaded = load_checked(options, "rollout_sample_filter_path", rollout_forms(group_rm=options.group_rm))
         self._args = options.arguments
         self._encoder = options.encoder

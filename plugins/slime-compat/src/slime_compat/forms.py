@@ -8,8 +8,8 @@ from dataclasses import replace
 from slime_compat.check import check_texts, chosen_text
 from slime_compat.reward_uses import check_reward_uses
 from slime_compat.signatures import Definition, Form, definitions
-from slime_core import FunctionSource
 from slime_core.errors import PluginError
+from slime_core.provisional import FunctionSource
 
 __all__ = ["check_rollout_functions", "rollout_forms", "unbuffered"]
 

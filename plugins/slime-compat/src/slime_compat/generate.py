@@ -19,7 +19,6 @@ from slime_compat.forms import rollout_forms
 from slime_compat.inside import CALL
 from slime_compat.options import PathOptions
 from slime_compat.views import as_in_slime, originals, render, restore
-from slime_core import RunView
 from slime_core.errors import EngineError, PluginError, RequestRefused
 from slime_core.generation import GenerateContext, Parents, SamplingParams
 from slime_core.prompts.rows import tools_of
@@ -51,8 +50,10 @@ UNFINISHED = (Status.ABORTED, Status.FAILED)
 
 
 class PathGenerate:
-    """Calls the function according to its parameters: ``(args, sample, sampling_params)`` once for each sample of a
-    group, concurrently; ``(args, samples)`` once for the whole group. ``args`` has the router's address.
+    """The function of --custom-generate-function-path.
+
+    ``(args, sample, sampling_params)`` is called once for each sample of a group, concurrently; ``(args, samples)``
+    once for the whole group. ``args`` has the router's address.
 
     At most ``sglang_server_concurrency`` samples for each engine are in flight.
 
@@ -60,8 +61,7 @@ class PathGenerate:
         PluginError: the function cannot be imported or called.
     """
 
-    def __init__(self, options: PathOptions, run: RunView) -> None:
-        del run
+    def __init__(self, options: PathOptions) -> None:
         plan = options.plan
         self._loaded = load_checked(options, "custom_generate_function_path", rollout_forms(group_rm=options.group_rm))
         self._args = options.arguments

@@ -10,8 +10,8 @@ import symtable
 from collections.abc import Collection, Iterator, Mapping
 
 from slime_compat.names import HELPERS, NAMES, advice_for
-from slime_core import FunctionSource
 from slime_core.errors import PluginError
+from slime_core.provisional import FunctionSource
 
 __all__ = ["check_names"]
 
@@ -45,7 +45,7 @@ def check_names(source: FunctionSource, text: bytes) -> None:
         line, wrong = min(found)
         raise PluginError(f"{source}: line {line}: {wrong}")
     for neighbour in neighbours.values():
-        file = neighbour.plugin.distribution
+        file = neighbour.distribution
         try:
             tree = ast.parse(neighbour.content)
         except (SyntaxError, ValueError) as error:

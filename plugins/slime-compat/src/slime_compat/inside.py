@@ -2,7 +2,7 @@
 
     from slime_compat import GenerateState, generate_single, get_model_url, post
 
-Importing this loads no engine client and no tokenizer.
+Every command imports this module, so it imports no HTTP library, engine client or tokenizer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from slime_core.errors import PluginError
-from slime_core.services import engine_headers, model_url
 from slime_core.types import Sample, SpecInfo
 
 __all__ = [
@@ -150,6 +149,8 @@ async def post(url: str, payload: Any, headers: Mapping[str, str] | None = None)
     """
     import aiohttp
 
+    from slime_core.services import engine_headers
+
     sent = {**engine_headers(url), **(headers or {})}
     async with aiohttp.ClientSession() as session, session.post(url, json=payload, headers=sent) as response:
         response.raise_for_status()
@@ -159,6 +160,8 @@ async def post(url: str, payload: Any, headers: Mapping[str, str] | None = None)
 async def get(url: str, headers: Mapping[str, str] | None = None) -> Any:
     """Return the JSON answer of ``url``; raises as :func:`post`."""
     import aiohttp
+
+    from slime_core.services import engine_headers
 
     sent = {**engine_headers(url), **(headers or {})}
     async with aiohttp.ClientSession() as session, session.get(url, headers=sent) as response:
@@ -176,6 +179,8 @@ def get_model_url(args: Any, name: str, endpoint: str = "/generate") -> str:
     Raises:
         ConfigError: the run serves no model of this name.
     """
+    from slime_core.services import model_url
+
     routers: Mapping[str, tuple[str, int]] = args.sglang_model_routers
     return model_url({known: f"http://{host}:{port}" for known, (host, port) in routers.items()}, name, endpoint)
 

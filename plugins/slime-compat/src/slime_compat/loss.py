@@ -23,8 +23,9 @@ from slime_compat.batches import refuse_no_gradient, response_lengths, split, to
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
-from slime_core import MicroBatch, boundary
+from slime_core import boundary
 from slime_core.errors import PluginError
+from slime_core.provisional import MicroBatch
 
 __all__ = ["CustomLoss", "get_log_probs_and_entropy"]
 
@@ -32,7 +33,7 @@ SETTING = "custom_loss_function_path"
 
 
 class CustomLoss:
-    """A :class:`slime_core.LogitsLoss` around a function of slime's signature."""
+    """A :class:`slime_core.provisional.LogitsLoss` around a function of slime's signature."""
 
     def __init__(self, options: PathOptions) -> None:
         loaded = load_checked(options, SETTING, TRAINING_FORMS)

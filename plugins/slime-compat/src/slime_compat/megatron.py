@@ -7,7 +7,8 @@ from typing import Any
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
-from slime_core import LearnerInfo, TrainStep, boundary
+from slime_core import TrainStep, boundary
+from slime_core.provisional import LearnerInfo
 
 __all__ = ["before_log_probs", "before_train_step", "learner_start"]
 

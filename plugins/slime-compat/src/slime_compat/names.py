@@ -19,7 +19,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from slime_core import FunctionSource
+from slime_core import boundary
+from slime_core.provisional import FunctionSource
 
 __all__ = ["ADVICE", "HELPERS", "NAMES", "advice_for", "provided"]
 
@@ -114,10 +115,10 @@ def advice_for(module: str, name: str | None = None) -> str:
     parts = module.split(".")
     prefixes = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
     text = next((ADVICE[prefix] for prefix in prefixes if prefix in ADVICE), "leave the import out")
-    return f"{there}In its place, {text}."
+    return f"{there}Instead, {text}."
 
 
-_IMPORTING = ("importlib", "_frozen_importlib", FunctionSource.__module__.rpartition(".")[0])
+_IMPORTING = ("importlib", "_frozen_importlib", boundary.__module__.rpartition(".")[0])
 """Modules between an import statement and a finder; the core imports modules next to a file."""
 
 
@@ -172,7 +173,7 @@ def provided(source: FunctionSource) -> Iterator[None]:
     """Serve slime's names to code of ``source`` that is imported inside the context, and later to its functions."""
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
-    module = source.code.plugin.entry_point
+    module = source.code.module
     _FINDER.modules |= {module, *(f"{module}.{neighbour}" for neighbour in source.neighbours)}
     _FINDER.loading.depth = getattr(_FINDER.loading, "depth", 0) + 1
     try:

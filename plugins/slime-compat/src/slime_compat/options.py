@@ -14,20 +14,9 @@ from pydantic import AfterValidator, Field
 
 from slime_compat.arguments import slime_arguments
 from slime_compat.names import advice_for
-from slime_core import (
-    Conflicts,
-    DerivedSetting,
-    Flag,
-    FunctionSource,
-    NamesCode,
-    Needs,
-    Once,
-    PluginOptions,
-    Provides,
-    RunPlan,
-    load_function,
-)
+from slime_core import Conflicts, Flag, NamesCode, Needs, PluginOptions, Provides, RunPlan
 from slime_core.errors import ConfigError, PluginError
+from slime_core.provisional import DerivedSetting, FunctionSource, Once, load_function
 from slime_core.types import JsonValue
 
 if TYPE_CHECKING:
@@ -400,7 +389,7 @@ class PathOptions:
         """Import the function that ``setting`` names, in this process.
 
         Raises:
-            PluginError: see :func:`slime_core.load_function`.
+            PluginError: see :func:`slime_core.provisional.load_function`.
         """
         from slime_compat.names import provided
 

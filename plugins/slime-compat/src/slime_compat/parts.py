@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slime_compat import correction, loss, reducer
 from slime_compat.options import PathOptions
-from slime_core import LossParts
+from slime_core.provisional import LossParts
 
 __all__ = ["loss_parts"]
 

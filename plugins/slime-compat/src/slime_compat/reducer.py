@@ -13,8 +13,9 @@ from slime_compat.batches import refuse_no_gradient, response_lengths, split, to
 from slime_compat.check import load_checked
 from slime_compat.options import PathOptions
 from slime_compat.training import TRAINING_FORMS
-from slime_core import MicroBatch, boundary
+from slime_core import boundary
 from slime_core.errors import PluginError
+from slime_core.provisional import MicroBatch
 
 __all__ = ["CustomReducer"]
 
@@ -22,7 +23,7 @@ SETTING = "custom_pg_loss_reducer_function_path"
 
 
 class CustomReducer:
-    """A :class:`slime_core.LossReducer` around a function of slime's signature."""
+    """A :class:`slime_core.provisional.LossReducer` around a function of slime's signature."""
 
     def __init__(self, options: PathOptions) -> None:
         loaded = load_checked(options, SETTING, TRAINING_FORMS)

@@ -13,7 +13,6 @@ from slime_compat.check import Loaded, load_checked
 from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
 from slime_compat.views import as_in_slime
-from slime_core import RunView
 from slime_core.errors import PluginError, SlimeError
 from slime_core.types import Sample
 
@@ -23,7 +22,7 @@ Reward = float | dict[str, float]
 
 
 class PathReward:
-    """Scores samples with the function, called according to its parameters.
+    """The function or class of --custom-rm-path.
 
     ``(args, sample)``: once for each sample, concurrently, and a failure concerns its own sample; with ``group_rm``,
     once with the list. ``(args, samples)``: once with the list of samples that are scored together, a whole group. A
@@ -37,8 +36,7 @@ class PathReward:
         PluginError: the function cannot be imported or called, or the class cannot be created.
     """
 
-    def __init__(self, options: PathOptions, run: RunView) -> None:
-        del run
+    def __init__(self, options: PathOptions) -> None:
         self._loaded = load_checked(options, "custom_rm_path", rollout_forms(group_rm=options.group_rm))
         self._args = options.arguments
         self.scores_each = self._loaded.form.passed == ("args", "sample") and not options.group_rm

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from slime_compat.check import chosen_text
 from slime_compat.signatures import Form
-from slime_core import FunctionSource
 from slime_core.errors import PluginError
+from slime_core.provisional import FunctionSource
 
 __all__ = ["check_reward_uses"]
 

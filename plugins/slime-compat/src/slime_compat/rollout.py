@@ -15,9 +15,10 @@ from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
 from slime_compat.train_data import converted, post_processed
 from slime_compat.views import as_in_slime, originals, render, restore
-from slime_core import DataSource, EvalSamples, RolloutBatch, RunView, SamplerInfo, TrainSamples
+from slime_core import DataSource, EvalSamples, RolloutBatch
 from slime_core.errors import PluginError, RunError
 from slime_core.generation import GenerateContext
+from slime_core.provisional import SamplerInfo, TrainSamples
 from slime_core.types import JsonValue, PromptGroup, Sample
 
 __all__ = ["PathFunctions", "PathRollouts", "reach"]
@@ -40,13 +41,13 @@ def reach(options: PathOptions, sampler: SamplerInfo) -> None:
 
 
 class PathRollouts:
-    """The rollout source of ``rollout_function_path``.
+    """The function of --rollout-function-path.
 
     Raises:
         PluginError: the function cannot be imported or called.
     """
 
-    def __init__(self, options: PathOptions, run: RunView) -> None:
+    def __init__(self, options: PathOptions) -> None:
         self._args = options.arguments
         self._encoder = options.encoder
         self._loaded = load_checked(options, "rollout_function_path", rollout_forms(group_rm=options.group_rm))
@@ -147,25 +148,27 @@ class PathFunctions:
 
     # --- Samples on their way ----------------------------------------------------------------------------------------
 
-    async def generated(self, sample: Sample, context: GenerateContext) -> Sample:
-        """Call every hook on ``sample``, in the order in which the run names them; return the result.
+    async def generated(self, sample: Sample, context: GenerateContext) -> Sample | None:
+        """Call every hook on ``sample``, in the order in which the run names them; return the sample that replaces it,
+        or None if none does.
 
         Raises:
             PluginError: a hook failed, or returned something else than a sample or None.
         """
         render([sample], context.encoder)
+        current = sample
         for hook in self._hooks:
             named = hook.named(rollout_id=context.rollout, evaluation=context.evaluation)
-            with as_in_slime([sample]):
-                found = await call(hook, self._args, sample, **named)
-            if found is not None and not isinstance(found, Sample):
+            with as_in_slime([current]):
+                returned = await call(hook, self._args, current, **named)
+            if returned is not None and not isinstance(returned, Sample):
                 raise PluginError(
-                    f"{hook.source}: it returned {_shown(found)}; accepted: a slime_core.Sample, or None."
+                    f"{hook.source}: it returned {_shown(returned)}; accepted: a slime_core.Sample, or None."
                 )
-            if found is not None:
-                restore([found], [sample], originals([sample]))
-                sample = found
-        return sample
+            if returned is not None:
+                restore([returned], [current], originals([current]))
+                current = returned
+        return None if current is sample else current
 
     def collected(self, groups: list[PromptGroup], source: DataSource) -> None:
         """Call the function with every group of a rollout, if there is one."""
@@ -209,14 +212,14 @@ class PathFunctions:
     # --- Logging -----------------------------------------------------------------------------------------------------
 
     def log(self, number: int, samples: list[Sample], metrics: dict[str, float], seconds: float) -> bool:
-        """Call the function, if any; return True if it logs in place of the core."""
+        """Call the function, if any; return True if it logs instead of the core."""
         if self._log is None:
             return False
         with self._shown(samples):
             return bool(call_here(self._log, number, self._args, samples, metrics, seconds))
 
     def log_evaluation(self, number: int, sets: Mapping[str, EvalSamples], metrics: dict[str, float]) -> bool:
-        """Call the function for evaluations, if any; return True if it logs in place of the core."""
+        """Call the function for evaluations, if any; return True if it logs instead of the core."""
         columns = {
             name: {"rewards": one.rewards, "truncated": one.truncated, "samples": one.samples}
             for name, one in sets.items()

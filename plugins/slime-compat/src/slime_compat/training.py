@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from slime_compat.check import check_texts, load_checked
 from slime_compat.options import PathOptions
 from slime_compat.signatures import Form
-from slime_core import FunctionSource
+from slime_core.provisional import FunctionSource
 
 __all__ = ["TRAINING_FORMS", "check", "check_training_functions"]
 

@@ -1,5 +1,6 @@
 """The command ``slime convert``: checkpoints from Hugging Face to torch_dist, back, and compared.
 
+    plugin        declares the command
     command       arguments, progress bar, output, exit code
     conversion    the conversions, and ``verify``
     model         the processes of a conversion; a model that allocates memory for only a few weights at a time; the

@@ -41,7 +41,7 @@ REFRESH_S = 0.1
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one conversion; returns the exit code.
+    """Run one conversion and return the exit code.
 
     Raises:
         ConfigError: the arguments name no conversion.
@@ -56,16 +56,16 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"slime convert {argv[0]}", allow_abbrev=False)
     add_arguments(parser)
     parser.add_argument(
-        "--plugin", action="append", default=[], help="a plugin to activate, such as one with another model family"
+        "--plugin", action="append", default=[], help="a plugin to use, such as one with another model family"
     )
     parser.add_argument("--trust-remote-code", action="store_true", help="run the checkpoint's own Python code")
-    given = parser.parse_args(argv[1:])
+    arguments = parser.parse_args(argv[1:])
     rank = int(os.environ.get("RANK", "0"))
     # torchrun sends it when another rank fails; exiting removes the draft
     before = signal.signal(signal.SIGTERM, _exit)
     _use_the_cpu()
     try:
-        return run(given)
+        return run(arguments)
     except SlimeError:
         if rank > 0:
             time.sleep(REPORT_S)  # all ranks find most errors; torchrun ends this one after rank 0 has printed its own
@@ -100,14 +100,14 @@ def _to_torch_dist_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def _to_torch_dist(given: argparse.Namespace) -> int:
+def _to_torch_dist(arguments: argparse.Namespace) -> int:
     from slime_convert.conversion import to_torch_dist
 
-    with _converting(given) as how:
-        left_out = to_torch_dist(given.hf_checkpoint, given.save, how)
+    with _converting(arguments) as how:
+        left_out = to_torch_dist(arguments.hf_checkpoint, arguments.save, how)
     if left_out and os.environ.get("RANK", "0") == "0":
         print(f"left out, because the model has no place for them: {len(left_out)} weights, such as {left_out[0]}")
-    return _done(given.save)
+    return _done(arguments.save)
 
 
 def _to_hugging_face_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,12 +122,18 @@ def _to_hugging_face_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _to_hugging_face(given: argparse.Namespace) -> int:
+def _to_hugging_face(arguments: argparse.Namespace) -> int:
     from slime_convert.conversion import to_hugging_face
 
-    with _converting(given) as how:
-        to_hugging_face(given.input_dir, given.output_dir, how, origin=given.origin_hf_dir, vocab_size=given.vocab_size)
-    return _done(given.output_dir)
+    with _converting(arguments) as how:
+        to_hugging_face(
+            arguments.input_dir,
+            arguments.output_dir,
+            how,
+            origin=arguments.origin_hf_dir,
+            vocab_size=arguments.vocab_size,
+        )
+    return _done(arguments.output_dir)
 
 
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,20 +142,20 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--origin-hf-dir", type=Path, help="config of a torch_dist folder that carries none")
 
 
-def _verify(given: argparse.Namespace) -> int:
+def _verify(arguments: argparse.Namespace) -> int:
     from slime_convert.conversion import verify
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("slime convert verify compares in one process; start it without torchrun")
-    with _converting(given) as how:
-        found = verify(given.a, given.b, how, origin=given.origin_hf_dir)
-    if not found:
-        print(f"{given.a} and {given.b} hold the same weights, to the bit")
+    with _converting(arguments) as how:
+        differences = verify(arguments.a, arguments.b, how, origin=arguments.origin_hf_dir)
+    if not differences:
+        print(f"{arguments.a} and {arguments.b} hold the same weights, to the bit")
         return 0
-    print(f"{given.a} and {given.b} differ:")
-    print("\n".join(f"  {text}" for text in found[:SHOWN]))
-    if len(found) > SHOWN:
-        print(f"  and {len(found) - SHOWN} more")
+    print(f"{arguments.a} and {arguments.b} differ:")
+    print("\n".join(f"  {text}" for text in differences[:SHOWN]))
+    if len(differences) > SHOWN:
+        print(f"  and {len(differences) - SHOWN} more")
     return 1
 
 
@@ -167,12 +173,12 @@ def _done(target: Path) -> int:
 
 
 @contextmanager
-def _converting(given: argparse.Namespace) -> Iterator[Conversion]:
+def _converting(arguments: argparse.Namespace) -> Iterator[Conversion]:
     """The arguments of the conversion, with a progress bar on a terminal."""
     from slime_convert.conversion import Conversion
     from slime_core.modeling import ParallelLayout
 
-    axes = {axis: getattr(given, f"{axis}_model_parallel_size", None) for axis in ("tensor", "pipeline", "expert")}
+    axes = {axis: getattr(arguments, f"{axis}_model_parallel_size", None) for axis in ("tensor", "pipeline", "expert")}
     sizes = {axis: size for axis, size in axes.items() if size is not None}
     layout = None
     if sizes:
@@ -181,9 +187,9 @@ def _converting(given: argparse.Namespace) -> Iterator[Conversion]:
         layout.data_size(world)
     with _bar() as progress:
         yield Conversion(
-            overwrites=getattr(given, "overwrite", False),
-            plugins=tuple(given.plugin),
-            trust_remote_code=given.trust_remote_code,
+            overwrites=getattr(arguments, "overwrite", False),
+            plugins=tuple(arguments.plugin),
+            trust_remote_code=arguments.trust_remote_code,
             layout=layout,
             progress=progress,
         )

@@ -37,7 +37,7 @@ class Conversion:
 
     Arguments:
         overwrites: True: an existing checkpoint at the target is replaced.
-        plugins: plugins to activate in addition to those that claim the architecture.
+        plugins: plugins to use in addition to the one that builds the architecture.
         trust_remote_code: True: the checkpoint's own Python code may run.
         layout: layout of the model over the processes; None: one pipeline stage per process.
         progress: called on rank 0.

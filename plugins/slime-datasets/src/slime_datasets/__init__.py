@@ -11,7 +11,7 @@ mixed          several streams in fixed shares
 buffer         the data source with a buffer
 arrivals       trajectories that arrive in a file or a folder
 trajectories   checks of every field of a trajectory
-given          the generate function that trains trajectories as they are
+recorded       the generate function that trains trajectories unchanged
 conversations  the generate function that trains the assistant's turns
 masks          finds the assistant's tokens in a conversation
 """

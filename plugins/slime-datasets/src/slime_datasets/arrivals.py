@@ -18,10 +18,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from slime_core import PromptRequest, RawRow, RunView
+from slime_core import RawRow, RunView
 from slime_core.errors import DataError
 from slime_core.prompts.numbered import BAD, report_left_out
 from slime_core.prompts.rows import LineTable, content_of
+from slime_core.provisional import PromptRequest
 from slime_core.types import PromptGroup
 from slime_datasets.lines import Joined
 from slime_datasets.trajectories import Fit, read_trajectories

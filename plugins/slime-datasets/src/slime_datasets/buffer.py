@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slime_core import PromptScreen, RunView
+from slime_core import RunView
 from slime_core.errors import CheckpointError
 from slime_core.prompts.numbered import requested
+from slime_core.provisional import PromptScreen
 from slime_core.types import PromptGroup, Sample
 from slime_datasets.arrivals import Arrivals, screen_arrivals
 from slime_datasets.options import DatasetsOptions
@@ -20,11 +21,11 @@ __all__ = ["FILTERS", "BufferedPrompts"]
 
 
 class BufferedPrompts:
-    """Returns groups of its buffer first, in the order of its filter, then new prompts.
+    """Returns requeued groups and those of --buffer-data first, in the order of --buffer-filter, then new prompts.
 
     Arguments:
         options: the sources to read and the filter of the buffer.
-        run: the run, with its ``prompts``; see :class:`~slime_core.PromptRequest`.
+        run: the run, with its ``prompts``; see :class:`~slime_core.provisional.PromptRequest`.
 
     Raises:
         DataError: prompts or trajectories cannot be read.
@@ -39,7 +40,7 @@ class BufferedPrompts:
 
     @classmethod
     def screen(cls, options: DatasetsOptions, run: RunView, prompts: PromptScreen) -> list[str]:
-        """See :class:`~slime_core.ScreenedDataSource`; also checks the trajectories that exist already.
+        """See :class:`~slime_core.provisional.ScreenedDataSource`; also checks the trajectories that exist already.
 
         Raises:
             DataError: a prompt or a trajectory is invalid; names file and line.

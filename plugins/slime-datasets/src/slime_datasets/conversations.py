@@ -6,29 +6,26 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import cast
 
-from slime_core import RunView
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, SamplingParams, generate_group
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.rows import tools_of
 from slime_core.types import Mask, PromptGroup, Sample, Status
 from slime_datasets.masks import ASSISTANT, Conversation, conversations
-from slime_datasets.options import DatasetsOptions
 
 __all__ = ["FromMessages"]
 
 
 class FromMessages:
-    """Trains the assistant's turns of each prompt, which is a conversation; all samples of a group are equal.
+    """Trains the assistant's turns of conversations: supervised fine-tuning.
 
-    The response starts with the first assistant token and ends with the last; tokens of other roles in between have
-    mask 0. If the chat template leaves thoughts out of earlier turns, a sample has a sibling for each further sequence
-    (:mod:`slime_datasets.masks`). No engine samples, so log-probabilities are 0. In an evaluation the engines sample
-    the last turn, as ``single_turn`` does.
+    Each prompt is a conversation, and all samples of a group are equal. The response starts with the first assistant
+    token and ends with the last; tokens of other roles in between have mask 0. If the chat template leaves thoughts out
+    of earlier turns, a sample has a sibling for each further sequence (:mod:`slime_datasets.masks`). No engine samples,
+    so log-probabilities are 0. In an evaluation the engines sample the last turn, as ``single_turn`` does.
     """
 
-    def __init__(self, options: DatasetsOptions, run: RunView) -> None:
-        del options, run
+    def __init__(self) -> None:
         self._warned: set[str] = set()
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_core import PromptTable, RunView
+from slime_core import PromptTable
 from slime_core.errors import DataError
 from slime_datasets.columnar import ArrowTable, ParquetTable
 
@@ -12,11 +12,11 @@ __all__ = ["Parquet", "SavedDataset", "SavedSplits"]
 
 
 class Parquet:
-    """Parquet files. To read one row, the batch around it is decoded. For random order, the file is first copied to
-    Arrow's format in the cache folder, once."""
+    """Parquet files.
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+    To read one row, the batch around it is decoded. For random order, the file is first copied to Arrow's format in the
+    cache folder, once.
+    """
 
     def open(self, path: Path, *, window: int | None) -> PromptTable:
         """See :class:`~slime_core.PromptFormat`."""
@@ -26,9 +26,6 @@ class Parquet:
 class SavedDataset:
     """Folders with one split of a data set, as ``Dataset.save_to_disk`` of the datasets library writes them."""
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
-
     def open(self, path: Path, *, window: int | None) -> PromptTable:
         """See :class:`~slime_core.PromptFormat`; random order is as fast as file order, so ``window`` is unused."""
         del window
@@ -37,9 +34,6 @@ class SavedDataset:
 
 class SavedSplits:
     """Folders of ``DatasetDict.save_to_disk``: refused with a message that names the splits."""
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
 
     def open(self, path: Path, *, window: int | None) -> PromptTable:
         """Raise an error that names the splits.

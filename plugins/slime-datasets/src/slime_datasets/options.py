@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from slime_core import Conflicts, Flag, NamesPrompts, Needs, PluginOptions, UsedBy
+from slime_core import Conflicts, Flag, Needs, PluginOptions, UsedBy
+from slime_core.provisional import NamesPrompts
 
 __all__ = ["DatasetsOptions"]
 

@@ -1,65 +1,35 @@
-"""The hooks of plugin ``datasets``; imports nothing heavy."""
+"""The hooks of plugin ``datasets``. Every command imports this module, so it imports no pydantic."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from slime_core import Component, DerivedSetting, GenerateTraits, RunPlan, hookimpl
+from slime_core import Registration, RunPlan, hookimpl
 from slime_core.errors import DataError
-from slime_core.prompts.rows import unreadable
-from slime_datasets.mixed import shares
-from slime_datasets.options import DatasetsOptions
+from slime_core.provisional import DerivedSetting
+
+if TYPE_CHECKING:
+    from slime_datasets.options import DatasetsOptions
 
 __all__: list[str] = []
 
-FORMATS = (
-    ("parquet", "Parquet", "Parquet files"),
-    ("state.json", "SavedDataset", "Folders that the datasets library saved (save_to_disk), one split each"),
-    ("dataset_dict.json", "SavedSplits", "Of a saved data set of several splits, the folder of one is to be named"),
-)
-"""Name, target and summary of each prompt format."""
-
 
 @hookimpl
-def slime_register_prompt_formats() -> Iterator[Component]:
-    for name, target, summary in FORMATS:
-        yield Component(name, target=f"slime_datasets.formats:{target}", summary=summary)
-
-
-@hookimpl
-def slime_register_data_sources() -> Iterator[Component]:
-    yield Component(
-        "streams",
-        target="slime_datasets.streams:PromptStreams",
-        summary="Prompts read as they are needed (--streaming-data), or of several files in shares (--prompt-mix)",
+def slime_register(add: Registration) -> None:
+    add.options("slime_datasets.options:DatasetsOptions")
+    add.prompt_format("parquet", "slime_datasets.formats:Parquet")
+    add.prompt_format("state.json", "slime_datasets.formats:SavedDataset")
+    add.prompt_format("dataset_dict.json", "slime_datasets.formats:SavedSplits")
+    add.data_source("streams", "slime_datasets.streams:PromptStreams")
+    add.data_source("buffered", "slime_datasets.buffer:BufferedPrompts")
+    add.generate_function(
+        "from_messages", "slime_datasets.conversations:FromMessages", scope="group", samples_from_engine=False
     )
-    yield Component(
-        "buffered",
-        target="slime_datasets.buffer:BufferedPrompts",
-        summary="Groups that came back or were written elsewhere (--buffer-data), by --buffer-filter, then prompts",
+    add.generate_function(
+        "from_buffer", "slime_datasets.recorded:from_buffer", scope="group", sends_prompts_whole=True, rewards=True
     )
-
-
-@hookimpl
-def slime_register_generate_functions() -> Iterator[Component]:
-    yield Component(
-        "from_messages",
-        target="slime_datasets.conversations:FromMessages",
-        traits=GenerateTraits(scope="group", samples_from_engine=False),
-        summary="The assistant's turns of each conversation, for supervised fine-tuning",
-    )
-    yield Component(
-        "from_buffer",
-        target="slime_datasets.given:FromBuffer",
-        traits=GenerateTraits(scope="group", sends_prompts_whole=True, rewards=True),
-        summary="Trajectories that the data source gives, as they are; one response to each other prompt",
-    )
-
-
-@hookimpl
-def slime_options() -> type[DatasetsOptions]:
-    return DatasetsOptions
 
 
 @hookimpl
@@ -77,11 +47,14 @@ def slime_check(plan: RunPlan, options: DatasetsOptions, trains: bool) -> Iterat
 
 
 def _prompts(plan: RunPlan, options: DatasetsOptions) -> Iterator[str]:
+    from slime_core.prompts.rows import unreadable
+    from slime_datasets.mixed import shares
+
     for path, times in Counter(path for path, _ in options.prompt_mix).items():
         if times > 1:
             yield (
-                f"prompt_mix names {path} {times} times, and its prompts would come as often in one batch; name it "
-                "once, with the sum of its weights"
+                f"prompt_mix names {path} {times} times, and a batch would repeat its prompts; name it once, with the "
+                "sum of its weights"
             )
         if _generates(plan):
             yield from (f"prompt_mix: {problem}" for problem in unreadable(path))
@@ -91,11 +64,11 @@ def _prompts(plan: RunPlan, options: DatasetsOptions) -> Iterator[str]:
         except DataError as problem:
             yield str(problem)
     source = str(plan.settings.get("data_source"))
-    given = [name for name in ("prompt_mix", "streaming_data") if getattr(options, name)]
-    if given and plan.settings.get(source) is not None:  # the setting of a function by path has its source's name
+    names = [name for name in ("prompt_mix", "streaming_data") if getattr(options, name)]
+    if names and plan.settings.get(source) is not None:  # the setting of a function by path has its source's name
         yield (
-            f"{' and '.join(given)}: {source} = {plan.settings[source]} reads --prompt-data, held in memory. Leave one "
-            "of the two out"
+            f"{' and '.join(names)}: {source} = {plan.settings[source]} loads --prompt-data into memory. Leave one of "
+            "the two out"
         )
 
 
@@ -119,6 +92,6 @@ def _buffer(plan: RunPlan, options: DatasetsOptions) -> Iterator[str]:
     generate = str(plan.settings.get("generate_function"))
     if generate.rpartition(":")[2] != "from_buffer":
         yield (
-            f"buffer_data = {options.buffer_data}: generate function {generate} does not train responses that are "
-            "given. Choose one that does, --generate-function from_buffer, or leave it out"
+            f"buffer_data = {options.buffer_data}: generate function {generate} does not train recorded responses. "
+            "Choose --generate-function from_buffer, or leave it out"
         )

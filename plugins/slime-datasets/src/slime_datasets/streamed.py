@@ -11,10 +11,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime_core import PromptRequest
 from slime_core.errors import DataError
 from slime_core.prompts.numbered import BAD, EMPTY, TOO_LONG, nothing_left, report_left_out, select_short
 from slime_core.prompts.rows import PromptRow, no_rows, prompt_of
+from slime_core.provisional import PromptRequest
 from slime_datasets.lines import open_rows
 from slime_datasets.orders import Feistel, Windows
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slime_core import PromptRequest, PromptScreen, RunView
+from slime_core import RunView
 from slime_core.prompts.numbered import Held, NumberedPrompts, Stream, requested
+from slime_core.provisional import PromptRequest, PromptScreen
 from slime_datasets.mixed import Mixed
 from slime_datasets.options import DatasetsOptions
 from slime_datasets.streamed import Streamed
@@ -17,12 +18,11 @@ SHARE = 0.125
 
 
 class PromptStreams(NumberedPrompts):
-    """Prompts of one path, or of several in fixed shares (``prompt_mix``), loaded into memory or read as needed
-    (``streaming_data``).
+    """Prompts of one path or a mix (--prompt-mix), loaded into memory or read as needed (--streaming-data).
 
     Arguments:
         options: the sources of prompts and how to read them.
-        run: the run, with its ``prompts``; see :class:`~slime_core.PromptRequest`.
+        run: the run, with its ``prompts``; see :class:`~slime_core.provisional.PromptRequest`.
 
     Raises:
         DataError: a file is missing, empty or malformed, or all its prompts are left out.
@@ -34,7 +34,7 @@ class PromptStreams(NumberedPrompts):
 
     @classmethod
     def screen(cls, options: DatasetsOptions, run: RunView, prompts: PromptScreen) -> list[str]:
-        """See :class:`~slime_core.ScreenedDataSource`."""
+        """See :class:`~slime_core.provisional.ScreenedDataSource`."""
         return screen_prompts(options, requested(run), prompts)
 
 
@@ -42,7 +42,7 @@ def screen_prompts(options: DatasetsOptions, request: PromptRequest, prompts: Pr
     """Return messages about rows, of all paths, that the run will leave out.
 
     Raises:
-        DataError: see :class:`~slime_core.PromptScreen`.
+        DataError: see :class:`~slime_core.provisional.PromptScreen`.
     """
     named = [("prompt_mix", path) for path, _ in options.prompt_mix] or [("prompt_data", request.path)]
     share = SHARE if options.streaming_data else 1.0

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from slime_core import PromptFilter, PromptRequest, RawRow, RunView
+from slime_core import RawRow, RunView
 from slime_core.errors import DataError
 from slime_core.prompts.row_checks import GENERATE_FUNCTION, SAMPLING_PARAMS
 from slime_core.prompts.rows import content_of, fields_of, is_chat
+from slime_core.provisional import PromptFilter, PromptRequest
 from slime_core.types import LogProbs, PromptGroup, Sample, SpecInfo, Status
 
 __all__ = ["GIVEN", "Fit", "read_trajectories"]

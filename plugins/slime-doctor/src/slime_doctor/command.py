@@ -16,10 +16,10 @@ EPILOG = """examples:
   slime doctor                         every check, then a run of two rollouts: two minutes at most
   slime doctor --quick --json          without that run, for programs
   slime doctor -- --hf-checkpoint Qwen3-0.6B --prompt-data train.jsonl --bf16
-                                       the run with a model of one's own; on GPUs, where attention kernels may refuse
+                                       the run with another model; on GPUs, where attention kernels may refuse
                                        the heads of the built-in model, whose size is 16
 
-Exit code 0: every check is ok or warns; 1: one failed. The run uses this machine alone, also where RAY_ADDRESS is set.
+Exit code 0: every check is ok or warns; 1: a check failed. The run uses only this machine, also if RAY_ADDRESS is set.
 """
 
 
@@ -39,14 +39,14 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("words", metavar="-- FLAG", nargs="*", help="further flags of slime run, for the self-test")
     options = parser.parse_args(argv)
-    found = []
+    findings = []
     for finding in _findings(options.output_dir.resolve(), options.words, quick=options.quick):
-        found.append(finding)
+        findings.append(finding)
         if not options.json:
             print(finding, flush=True)
     if options.json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
-    return int(any(one.level == "fail" for one in found))
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    return int(any(finding.level == "fail" for finding in findings))
 
 
 def _findings(output: Path, words: Sequence[str], *, quick: bool) -> Iterator[Finding]:

@@ -81,13 +81,13 @@ def cores(count: int, load: float) -> Finding:
 
 def available_memory() -> int:
     """Return the bytes available to new processes, within the limit of this process's control group."""
-    found = int(psutil.virtual_memory().available)
+    available = int(psutil.virtual_memory().available)
     try:  # Linux, Documentation/admin-guide/cgroup-v2.rst; "max" is not a number
         group = Path("/sys/fs/cgroup")
         left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
     except (OSError, ValueError):
-        return found
-    return min(found, left)
+        return available
+    return min(available, left)
 
 
 def memory(available: int, total: int) -> Finding:
@@ -101,17 +101,17 @@ def memory(available: int, total: int) -> Finding:
 def shared_memory(folder: Path) -> Finding:
     """Check the space in /dev/shm, through which processes of one machine pass tensors."""
     try:
-        found = shutil.disk_usage(folder)
+        usage = shutil.disk_usage(folder)
     except OSError as problem:
         return Finding("shared memory", "fail", f"{folder}: {problem.strerror}", f"mount a tmpfs at {folder}")
-    text = f"{found.free / GIB:.1f} of {found.total / GIB:.1f} GiB of {folder} free"
-    if found.free < SHARED_GIB * GIB:
+    text = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB of {folder} free"
+    if usage.free < SHARED_GIB * GIB:
         step = "docker run --shm-size 16g, or end the program that fills it; without: --update-weight-transport disk"
         return Finding("shared memory", "warn", text, step)
     return Finding("shared memory", "ok", text)
 
 
-def limit(check: str, allowed: int, wanted: int, command: str) -> Finding:
+def limit(check: str, allowed: int, needed: int, command: str) -> Finding:
     """Check a resource limit of this process.
 
     Arguments:
@@ -120,16 +120,16 @@ def limit(check: str, allowed: int, wanted: int, command: str) -> Finding:
     """
     if allowed == resource.RLIM_INFINITY:
         return Finding(check, "ok", "no limit")
-    if allowed < wanted:
+    if allowed < needed:
         return Finding(
-            check, "warn", f"at most {allowed:,}; runs with many processes need {wanted:,}", f"{command} {wanted}"
+            check, "warn", f"at most {allowed:,}; runs with many processes need {needed:,}", f"{command} {needed}"
         )
     return Finding(check, "ok", f"at most {allowed:,}")
 
 
 def disk(output: Path) -> Finding:
     """Check the free space of the disk that runs write to."""
-    folder = next(one for one in (output, *output.parents) if one.exists())
+    folder = next(place for place in (output, *output.parents) if place.exists())
     if not folder.is_dir():
         return Finding("disk", "fail", f"{folder} is a file", "name another folder: slime doctor --output-dir FOLDER")
     free = shutil.disk_usage(folder).free

@@ -62,7 +62,7 @@ def all_reduce(backend: str) -> Finding:
             for rank in range(RANKS)
         ]
         ended = [_ended(rank) for rank in ranks]
-    failed = [last_line(one) for one in ended if one.returncode or one.stdout.split()[-1:] != ["3.0"]]
+    failed = [last_line(rank) for rank in ended if rank.returncode or rank.stdout.split()[-1:] != ["3.0"]]
     if failed:
         step = "docs/troubleshooting.md; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME=lo names the interface"
         return Finding(check, "fail", "; ".join(failed), step)
@@ -131,15 +131,15 @@ def judge(rows: Sequence[Mapping[str, float]], addresses: set[str], seconds: flo
 
 def _watch(run: subprocess.Popen[bytes], until_s: float) -> tuple[set[str], bool]:
     """Wait for the run's end; return the addresses at which its processes listened, and whether it ended in time."""
-    found: set[str] = set()
+    addresses: set[str] = set()
     while time.monotonic() < until_s:
-        found |= _listening(run.pid)
+        addresses |= _listening(run.pid)
         try:
             run.wait(timeout=2)
         except subprocess.TimeoutExpired:
             continue
-        return found, True
-    return found, False
+        return addresses, True
+    return addresses, False
 
 
 def _listening(pid: int) -> set[str]:
@@ -147,14 +147,15 @@ def _listening(pid: int) -> set[str]:
         family = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return set()
-    found: set[str] = set()
-    for one in family:
+    addresses: set[str] = set()
+    for process in family:
         try:
-            entries = one.net_connections("inet")
+            entries = process.net_connections("inet")
         except psutil.Error:  # it has ended
             continue
-        found |= {entry.laddr.ip.removeprefix("::ffff:") for entry in entries if entry.status == psutil.CONN_LISTEN}
-    return found
+        listening = (entry.laddr.ip for entry in entries if entry.status == psutil.CONN_LISTEN)
+        addresses |= {address.removeprefix("::ffff:") for address in listening}
+    return addresses
 
 
 def _end(run: subprocess.Popen[bytes]) -> None:

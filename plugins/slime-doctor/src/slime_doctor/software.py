@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import TypedDict
@@ -68,7 +67,7 @@ def findings(torch: Torch | str) -> Iterator[Finding]:
     """Run all checks of this file.
 
     Arguments:
-        torch: what :func:`torch_facts` found.
+        torch: the result of :func:`torch_facts`.
     """
     yield versions(_requirements(), _installed())
     yield plugins()
@@ -87,68 +86,53 @@ def findings(torch: Torch | str) -> Iterator[Finding]:
 # --- Packages ---------------------------------------------------------------------------------------------------------
 
 
-def _requirements() -> list[Requirement]:
-    wanted = map(Requirement, metadata.requires(CORE) or ())
-    return [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+def _requirements(distribution: str = CORE) -> list[Requirement]:
+    requirements = map(Requirement, metadata.requires(distribution) or ())
+    return [entry for entry in requirements if entry.marker is None or entry.marker.evaluate({"extra": ""})]
 
 
 def _installed() -> dict[str, str]:
-    return {canonicalize_name(one.metadata["Name"]): one.version for one in metadata.distributions()}
+    return {canonicalize_name(entry.metadata["Name"]): entry.version for entry in metadata.distributions()}
 
 
-def versions(wanted: Sequence[Requirement], installed: Mapping[str, str]) -> Finding:
-    """Check that the packages that the core requires are installed, in the tested versions."""
-    wrong = [
-        f"{one.name} {installed.get(one.name, 'is missing')} ({one.specifier})"
-        for one in wanted
-        if one.name not in installed or not one.specifier.contains(installed[one.name].partition("+")[0])
+def _unmet(requirements: Sequence[Requirement], installed: Mapping[str, str]) -> list[str]:
+    return [
+        f"{entry.name} {installed.get(entry.name, 'is missing')} ({entry.specifier})"
+        for entry in requirements
+        if entry.name not in installed or not entry.specifier.contains(installed[entry.name].partition("+")[0])
     ]
-    if wrong:
+
+
+def versions(requirements: Sequence[Requirement], installed: Mapping[str, str]) -> Finding:
+    """Check that the packages that the core requires are installed, in the tested versions."""
+    if unmet := _unmet(requirements, installed):
         step = "install the versions in parentheses (docs/install.md)"
-        return Finding("versions", "fail", ", ".join(wrong), step)
-    other = [
+        return Finding("versions", "fail", ", ".join(unmet), step)
+    untested = [
         f"{name} {installed[name]} (tested: {tested})"
         for name, tested in TESTED.items()
         if name in installed and installed[name].partition("+")[0] != tested
     ]
-    if other:
-        step = "where a run fails, install the tested version"
-        return Finding("versions", "warn", ", ".join(other), step)
+    if untested:
+        step = "if a run fails, install the tested version"
+        return Finding("versions", "warn", ", ".join(untested), step)
     return Finding("versions", "ok", ", ".join(f"{name} {installed[name]}" for name in (CORE, *TESTED)))
 
 
 def plugins() -> Finding:
-    """Check that every installed plugin is compatible with this core and loads, each in a separate process."""
-    listed = slime("plugins", "list", "--json")
-    if isinstance(listed, str):
-        return Finding("plugins", "fail", listed, "slime plugins list")
-    rows = json.loads(listed.stdout)
-    names = [f"{row['distribution']}:{row['name']}" if row["conflict"] else row["name"] for row in rows]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        mistakes = dict(zip(names, pool.map(_mistake, names), strict=True))
-    broken = [f"{name}: {mistake}" for name, mistake in mistakes.items() if mistake]
-    broken += [f"{row['name']} is claimed twice" for row in rows if row["conflict"]]
-    broken += [line for line in listed.stderr.splitlines() if line.startswith("unreadable: ")]
-    if broken:
-        return Finding("plugins", "fail", "; ".join(broken), "reinstall or uninstall its distribution")
-    return Finding("plugins", "ok", f"{len(names)} load: {', '.join(names)}")
-
-
-def _mistake(plugin: str) -> str:
-    """Return the reason why the plugin does not load; empty: it loads."""
-    shown = slime("plugins", "show", plugin, "--json")
-    if isinstance(shown, str):
-        return shown
-    row = json.loads(shown.stdout)
-    return str(row["unfit"] or row["error"] or "").partition("\n")[0]
-
-
-def slime(*words: str) -> subprocess.CompletedProcess[str] | str:
-    """Run ``slime WORDS`` of this environment; return the ended process, or a text if it printed no JSON."""
-    found = run(sys.executable, "-m", "slime_core", *words)
-    if not isinstance(found, str) and not found.stdout.startswith(("[", "{")):
-        return last_line(found)
-    return found
+    """Check that every installed plugin loads, in a separate process, and accepts the version of the core."""
+    listed = run(sys.executable, "-m", "slime_core", "plugins", "list", "--json")
+    if isinstance(listed, str) or not listed.stdout.startswith("["):
+        text = listed if isinstance(listed, str) else last_line(listed)
+        return Finding("plugins", "fail", text, "slime plugins list")
+    rows, installed = json.loads(listed.stdout), _installed()
+    mistakes = [f"{row['name']}: {row['error'].partition(chr(10))[0]}" for row in rows if "error" in row]
+    for distribution in dict.fromkeys(row["distribution"] for row in rows if "error" not in row):
+        bounds = [entry for entry in _requirements(distribution) if canonicalize_name(entry.name) == CORE]
+        mistakes += [f"{distribution}: {text}" for text in _unmet(bounds, installed)]
+    if mistakes:
+        return Finding("plugins", "fail", "; ".join(mistakes), "reinstall or uninstall its distribution")
+    return Finding("plugins", "ok", f"{len(rows)} load: {', '.join(row['name'] for row in rows)}")
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str] | str:
@@ -172,29 +156,29 @@ def last_line(ended: subprocess.CompletedProcess[str]) -> str:
 
 def torch_facts() -> Torch | str:
     """Return the facts about the installed torch, or the reason why it does not load."""
-    found = run(sys.executable, "-m", "slime_doctor.probe")
-    if isinstance(found, str):
-        return found
-    if found.returncode:
-        return last_line(found)
-    facts: Torch = json.loads(found.stdout.splitlines()[-1])
+    ended = run(sys.executable, "-m", "slime_doctor.probe")
+    if isinstance(ended, str):
+        return ended
+    if ended.returncode:
+        return last_line(ended)
+    facts: Torch = json.loads(ended.stdout.splitlines()[-1])
     return facts
 
 
 def nvidia_gpus() -> list[Gpu]:
     """Return the GPUs that NVIDIA's driver shows; empty without a driver."""
     fields = "name,memory.total,memory.used,driver_version"
-    found = run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
-    if isinstance(found, str) or found.returncode:
+    ended = run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    if isinstance(ended, str) or ended.returncode:
         return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in found.stdout.splitlines() if line.strip()]
+    rows = [[cell.strip() for cell in line.split(",")] for line in ended.stdout.splitlines() if line.strip()]
     return [Gpu(name=name, total=int(total), used=int(used), driver=driver) for name, total, used, driver in rows]
 
 
 def nvidia_cuda() -> str:
     """Return the newest CUDA version that the driver supports, such as ``"13.0"``; empty: unknown."""
-    found = run("nvidia-smi")
-    match = None if isinstance(found, str) else re.search(r"CUDA Version: (\d+\.\d+)", found.stdout)
+    ended = run("nvidia-smi")
+    match = None if isinstance(ended, str) else re.search(r"CUDA Version: (\d+\.\d+)", ended.stdout)
     return match[1] if match else ""
 
 
@@ -203,9 +187,9 @@ def devices(torch: Torch, gpus: Sequence[Gpu], driver_cuda: str) -> Finding:
     if not gpus and not torch["devices"]:
         return Finding("devices", "ok", "no GPU: learner and engines compute on the CPU")
     if not torch["cuda"]:
-        step = "install torch for CUDA in an environment of its own (docs/install.md), or train on the CPU"
+        step = "install torch for CUDA in a separate environment (docs/install.md), or train on the CPU"
         return Finding("devices", "warn", f"{len(gpus)} GPUs, and a torch without CUDA", step)
-    shown = ", ".join(dict.fromkeys(torch["devices"] or [one["name"] for one in gpus]))
+    shown = ", ".join(dict.fromkeys(torch["devices"] or [gpu["name"] for gpu in gpus]))
     text = f"{len(torch['devices'])} x {shown}, torch for CUDA {torch['cuda']}"
     if gpus:
         text += f", driver {gpus[0]['driver']} for CUDA {driver_cuda or 'unknown'}"
@@ -214,7 +198,7 @@ def devices(torch: Torch, gpus: Sequence[Gpu], driver_cuda: str) -> Finding:
         return Finding("devices", "fail", text, f"update the driver, or install torch for CUDA {driver_cuda}")
     if not torch["devices"]:
         return Finding("devices", "fail", f"{text}; torch sees no GPU", "check CUDA_VISIBLE_DEVICES and the driver")
-    full = [number for number, one in enumerate(gpus) if one["used"] > FULL * one["total"]]
+    full = [number for number, gpu in enumerate(gpus) if gpu["used"] > FULL * gpu["total"]]
     if full:
         return Finding("devices", "warn", f"{text}; in use: {full}", "end the programs that nvidia-smi lists")
     return Finding("devices", "ok", text)
@@ -247,11 +231,11 @@ def build_tools(cuda: str, environment: Mapping[str, str]) -> Finding:
         return Finding("build tools", "fail", f"not found: {', '.join(missing)}", step)
     version = run(str(nvcc), "--version")
     release = None if isinstance(version, str) else re.search(r"release (\d+)\.\d+", version.stdout)
-    found = release[1] if release else "unknown"
-    if found != cuda.partition(".")[0]:
+    version = release[1] if release else "unknown"
+    if version != cuda.partition(".")[0]:
         step = f"install the CUDA toolkit {cuda} and set CUDA_HOME to it"
-        return Finding("build tools", "fail", f"nvcc of CUDA {found}, torch for CUDA {cuda}", step)
-    return Finding("build tools", "ok", f"nvcc of CUDA {found}, {compiler}, ninja")
+        return Finding("build tools", "fail", f"nvcc of CUDA {version}, torch for CUDA {cuda}", step)
+    return Finding("build tools", "ok", f"nvcc of CUDA {version}, {compiler}, ninja")
 
 
 # --- Environment variables --------------------------------------------------------------------------------------------
@@ -269,7 +253,9 @@ def interfaces(environment: Mapping[str, str], present: Collection[str]) -> Iter
         is_exact = variable == GLOO or value.startswith("=")
         names = [name for name in value.removeprefix("=").split(",") if name]
         missing = [
-            name for name in names if not any(one == name if is_exact else one.startswith(name) for one in present)
+            name
+            for name in names
+            if not any(entry == name if is_exact else entry.startswith(name) for entry in present)
         ]
         if missing and not value.startswith("^"):
             step = f"correct {variable}; there are {', '.join(sorted(present))}"
@@ -285,7 +271,7 @@ def ray_token(environment: Mapping[str, str], home: Path) -> Finding:
         text = "RAY_AUTH_MODE=disabled: every user of this machine can run code in a run's cluster"
         return Finding("ray token", "warn", text, "unset RAY_AUTH_MODE")
     if not environment.get("RAY_ADDRESS") and "RAY_AUTH_TOKEN_PATH" not in environment:
-        return Finding("ray token", "ok", "each run makes one for its own cluster")
+        return Finding("ray token", "ok", "each run makes one for its cluster")
     if "RAY_AUTH_TOKEN" in environment:
         return Finding("ray token", "ok", "RAY_AUTH_TOKEN")
     if not path.is_file():

@@ -1,34 +1,31 @@
-"""The hooks of plugin ``models``; imports nothing heavy."""
+"""Plugin ``models``: one model spec for each architecture, the setting ``--model`` and the command ``slime models``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from slime_core import Component, ModelSpecTraits, RunPlan, hookimpl
+from slime_core import Registration, RunPlan, hookimpl
 from slime_core.errors import ConfigError
-from slime_models.checkpoint import config_of_folder
 from slime_models.families import ALL
-from slime_models.options import ModelOptions
-from slime_models.recognise import disagreements, find
-from slime_models.shape import ShapeError
+
+if TYPE_CHECKING:
+    from slime_models.options import ModelOptions
 
 
 @hookimpl
-def slime_register_model_specs() -> Iterator[Component]:
-    """Yield one component for each architecture."""
+def slime_register(add: Registration) -> None:
     for architecture, family in {family.architecture: family for family in reversed(ALL)}.items():
-        yield Component(
+        add.model_spec(
             family.name,
-            target=family.target,
-            traits=ModelSpecTraits(architectures={architecture}, unsupported=family.unsupported),
+            family.target,
+            architectures={architecture},
+            unsupported=family.unsupported,
             summary=f"{family.title} ({family.source})",
         )
-
-
-@hookimpl
-def slime_options() -> type[ModelOptions]:
-    return ModelOptions
+    add.options("slime_models.options:ModelOptions")
+    add.command("models", "slime_models.command:main")
 
 
 @hookimpl
@@ -36,6 +33,10 @@ def slime_check(plan: RunPlan, options: ModelOptions) -> Iterator[str]:
     """Compare ``config.json`` with ``--model``; the core compares it with the flags."""
     if options.model is None:
         return
+    from slime_models.checkpoint import config_of_folder
+    from slime_models.recognise import disagreements, find
+    from slime_models.shape import ShapeError
+
     try:
         preset = find(options.model)
     except ConfigError as mistake:
@@ -46,7 +47,7 @@ def slime_check(plan: RunPlan, options: ModelOptions) -> Iterator[str]:
         yield f"--model {preset.name}: the run has the built-in model; name the checkpoint too: --hf-checkpoint DIR"
         return
     try:
-        found = list(disagreements(preset, config_of_folder(Path(folder))))
+        mistakes = list(disagreements(preset, config_of_folder(Path(folder))))
     except (ShapeError, ConfigError) as mistake:
-        found = [str(mistake)]
-    yield from (f"--model {preset.name}: {one}" for one in found)
+        mistakes = [str(mistake)]
+    yield from (f"--model {preset.name}: {mistake}" for mistake in mistakes)

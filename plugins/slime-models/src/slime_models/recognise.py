@@ -23,11 +23,11 @@ def find(name: str) -> Preset:
     Raises:
         ConfigError: there is none; the message names similar presets.
     """
-    known = {preset.lower(): found for preset, found in presets().items()}
-    if name.lower() in known:
-        return known[name.lower()]
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
-    hint = f" Did you mean {' or '.join(known[one].name for one in near)}?" if near else ""
+    by_name = {preset.name.lower(): preset for preset in presets().values()}
+    if name.lower() in by_name:
+        return by_name[name.lower()]
+    near = difflib.get_close_matches(name.lower(), by_name, n=3, cutoff=0.4)
+    hint = f" Did you mean {' or '.join(by_name[match].name for match in near)}?" if near else ""
     raise ConfigError(f"There is no preset {name!r}.{hint} slime models list shows all of them.")
 
 
@@ -75,9 +75,8 @@ def _families(config: Mapping[str, JsonValue]) -> Iterator[Family]:
     closest = next(family for family in ALL if family.architecture == near)
     raise ConfigError(
         f"config.json names architecture {architecture!r} with model_type {kind!r}, which no family of slime-models "
-        f"is. The closest is {closest.title} ({closest.architecture}, {closest.model_type}). A plugin for it needs a "
-        "model spec that builds the model in Megatron and maps its weights (docs/models.md), and a claim of the "
-        'architecture in [project.entry-points."slime.models"].'
+        f"is. The closest is {closest.title} ({closest.architecture}, {closest.model_type}). Write a plugin with a "
+        "model spec that builds the model in Megatron and maps its weights (docs/models.md)."
     )
 
 

@@ -1,6 +1,7 @@
 """Lists the parts of a ``config.json`` that each family does not support; cheap to import, so runs check this first.
 
-Each function takes the object of the file and yields one text for each field; see ``ModelSpecTraits.unsupported``.
+Each function takes the object of the file and yields one text for each field; see ``unsupported`` of
+:meth:`slime_core.Registration.model_spec`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Off-policy corrections for slime: ``tis``, ``icepop``, ``mis``, ``veto`` and ``opsm``.
 
-``plugin`` declares them, ``tokens`` corrects single tokens, ``sequences`` whole responses, and ``options`` defines
+``plugin`` registers them, ``tokens`` corrects single tokens, ``sequences`` whole responses, and ``options`` defines
 the settings ``--tis-clip``, ``--tis-clip-low``, ``--mis-...``, ``--veto-threshold`` and ``--opsm-delta``.
 """

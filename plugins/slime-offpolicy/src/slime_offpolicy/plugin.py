@@ -1,59 +1,32 @@
-"""The hooks of plugin ``offpolicy``; imports nothing heavy."""
+"""Plugin ``offpolicy``: corrections for tokens that an engine sampled from another policy than the trainer's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from slime_core import Component, CorrectionTraits, DerivedSetting, hookimpl
+from slime_core import Registration, hookimpl
+from slime_core.provisional import DerivedSetting
 from slime_core.types import JsonValue
-from slime_offpolicy.options import OffPolicyOptions
 
-__all__: list[str] = []
-
-
-@hookimpl
-def slime_register_corrections() -> Iterator[Component]:
-    yield Component(
-        "tis",
-        target="slime_offpolicy.tokens:TruncatedImportanceSampling",
-        traits=CorrectionTraits(),
-        summary="Importance weights of trainer to engine, truncated at --tis-clip (after IMPALA, 1802.01561)",
-    )
-    yield Component(
-        "icepop",
-        target="slime_offpolicy.tokens:IcePop",
-        traits=CorrectionTraits(),
-        summary="As tis, but a token out of bounds leaves the policy loss (IcePop, 2510.18855)",
-    )
-    yield Component(
-        "mis",
-        target="slime_offpolicy.sequences:MaskedImportanceSampling",
-        traits=CorrectionTraits(),
-        summary="Importance weights of tokens or responses, truncated, clipped or masked (--mis-level, --mis-mode)",
-    )
-    yield Component(
-        "veto",
-        target="slime_offpolicy.sequences:Veto",
-        traits=CorrectionTraits(),
-        summary="Leaves out responses with a token that the trainer finds all but impossible (--veto-threshold)",
-    )
-    yield Component(
-        "opsm",
-        target="slime_offpolicy.sequences:OffPolicySequenceMasking",
-        traits=CorrectionTraits(compares_engine=False),
-        summary="Takes responses of negative advantage out that the actor has left (DeepSeek-V3.2, 2512.02556)",
-    )
+if TYPE_CHECKING:
+    from slime_offpolicy.options import OffPolicyOptions
 
 
 @hookimpl
-def slime_options() -> type[OffPolicyOptions]:
-    return OffPolicyOptions
+def slime_register(add: Registration) -> None:
+    add.correction("tis", "slime_offpolicy.tokens:tis")
+    add.correction("icepop", "slime_offpolicy.tokens:icepop")
+    add.correction("mis", "slime_offpolicy.sequences:mis")
+    add.correction("veto", "slime_offpolicy.sequences:veto")
+    add.correction("opsm", "slime_offpolicy.sequences:opsm", compares_engine=False)
+    add.options("slime_offpolicy.options:OffPolicyOptions")
 
 
 @hookimpl
 def slime_settings(options: OffPolicyOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
-    given = settings.get("corrections")
-    names = list(given) if isinstance(given, list) else []
+    corrections = settings.get("corrections")
+    names = list(corrections) if isinstance(corrections, list) else []
     if options.use_tis and "tis" not in names:
         yield DerivedSetting("corrections", ["tis", *names], option="use_tis", given="replace")
 
@@ -61,12 +34,9 @@ def slime_settings(options: OffPolicyOptions, settings: Mapping[str, JsonValue])
 @hookimpl
 def slime_check(options: OffPolicyOptions) -> Iterator[str]:
     if options.tis_clip_low > options.largest_ratio:
-        yield (
-            f"tis_clip_low = {options.tis_clip_low:g} is above tis_clip = {options.largest_ratio:g}; the ratio is held "
-            "between the two"
-        )
+        yield f"tis_clip_low = {options.tis_clip_low:g} is above tis_clip = {options.largest_ratio:g}. Lower it"
     if options.mis_mode != "truncate" and options.mis_clip_low > options.mis_clip:
         yield (
-            f"mis_clip_low = {options.mis_clip_low:g} is above mis_clip = {options.mis_clip:g}; mis_mode = "
-            f"{options.mis_mode} needs a ratio that lies between the two"
+            f"mis_clip_low = {options.mis_clip_low:g} is above mis_clip = {options.mis_clip:g}. Lower it, or choose "
+            "--mis-mode truncate, which has no lower bound"
         )

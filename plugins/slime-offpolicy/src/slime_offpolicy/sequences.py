@@ -14,123 +14,94 @@ from typing import Literal
 
 import torch
 
-from slime_core import CorrectionOutput, CorrectionTerms, RunView
+from slime_core import CorrectionOutput, CorrectionTerms
 from slime_core.ops.losses import LARGEST_LOG_RATIO
 from slime_offpolicy.options import OffPolicyOptions
-from slime_offpolicy.tokens import engine_log_ratio, require_bounds, require_one_shape
+from slime_offpolicy.tokens import engine_log_ratio, require_one_shape
 
-__all__ = ["MaskedImportanceSampling", "OffPolicySequenceMasking", "Veto"]
+__all__ = ["mis", "opsm", "veto"]
 
 
-class MaskedImportanceSampling:
-    """Weighs tokens by the importance ratio of trainer to engine, of a token or of its response, within bounds.
+def mis(terms: CorrectionTerms, options: OffPolicyOptions) -> CorrectionOutput:
+    """Weigh tokens by the importance ratio of the token or its response, within bounds (--mis-level, --mis-mode).
 
-    ``mis_level`` selects the ratio: ``token``: r_t; ``sequence``: the product of r_t over the trained tokens of the
-    response; ``geometric``: its geometric mean, which does not depend on the length. Every trained token of a response
-    has the response's ratio. ``mis_mode`` selects the effect of the bounds: ``truncate``: min(r, ``mis_clip``);
-    ``clip``: r clamped to [``mis_clip_low``, ``mis_clip``]; ``mask``: r within these bounds, else 0. A weight of 0
-    removes a token from the policy loss only; the mask is unchanged.
-
-    Metrics a token: ``mis``, the ratio at its level before bounds; ``mis_abs``, its distance from 1;
-    ``mis_clipfrac``, 1 where a bound changed it.
-
-    Raises:
-        ValueError: the bounds are in the wrong order.
+    ``mis_level`` selects the ratio of trainer to engine: ``token``: r_t; ``sequence``: the product of r_t over the
+    trained tokens of the response; ``geometric``: its geometric mean, which does not depend on the length. Every
+    trained token of a response has the response's ratio. ``mis_mode`` selects the effect of the bounds: ``truncate``:
+    min(r, ``mis_clip``); ``clip``: r clamped to [``mis_clip_low``, ``mis_clip``]; ``mask``: r within these bounds,
+    else 0. A weight of 0 removes a token from the policy loss only.
 
     Sources: Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference
     Mismatch" (a blog post): truncated and masked importance sampling of tokens and of sequences; the geometric mean:
     GSPO (2507.18071), equation 7.
+
+    Returns:
+        One weight per token, float32 [T], and the unchanged mask. Metrics a token: ``mis``, the ratio at its level
+        before bounds; ``mis_abs``, its distance from 1; ``mis_clipfrac``, 1 where a bound changed it.
+
+    Raises:
+        ValueError: the columns differ in length, or ``segments`` is None at a level other than ``token``.
     """
-
-    def __init__(self, options: OffPolicyOptions, run: RunView) -> None:
-        del run
-        low = 0.0 if options.mis_mode == "truncate" else options.mis_clip_low
-        require_bounds("mis_clip", low, options.mis_clip)
-        self._low = low
-        self._high = options.mis_clip
-        self._level = options.mis_level
-        self._mode = options.mis_mode
-
-    def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
-        """Return one weight per token, float32 [T], and the unchanged mask.
-
-        Raises:
-            ValueError: the columns differ in length, or a per-response result is requested without ``segments``.
-        """
-        ratio_T = _at_level(terms, self._level).clamp(max=LARGEST_LOG_RATIO).exp().float()
-        weights_T = self._bounded(ratio_T)
-        metrics_T = {
-            "mis": ratio_T,
-            "mis_abs": (ratio_T - 1.0).abs(),
-            "mis_clipfrac": (weights_T != ratio_T).to(torch.float32),
-        }
-        return CorrectionOutput(weights_T, terms.mask_T, metrics_T)
-
-    def _bounded(self, ratio_T: torch.Tensor) -> torch.Tensor:
-        if self._mode == "mask":
-            return ratio_T.where((ratio_T >= self._low) & (ratio_T <= self._high), 0.0)
-        return ratio_T.clamp(self._low, self._high)
+    ratio_T = _at_level(terms, options.mis_level).clamp(max=LARGEST_LOG_RATIO).exp().float()
+    low = 0.0 if options.mis_mode == "truncate" else options.mis_clip_low
+    weights_T = ratio_T.clamp(low, options.mis_clip)
+    is_outside_T = weights_T != ratio_T
+    if options.mis_mode == "mask":
+        weights_T = ratio_T.masked_fill(is_outside_T, 0.0)
+    metrics_T = {"mis": ratio_T, "mis_abs": (ratio_T - 1.0).abs(), "mis_clipfrac": is_outside_T.to(torch.float32)}
+    return CorrectionOutput(weights_T, terms.mask_T, metrics_T)
 
 
-class Veto:
-    """Masks every response with a trained token whose ratio of trainer to engine is below ``veto_threshold``.
+def veto(terms: CorrectionTerms, options: OffPolicyOptions) -> CorrectionOutput:
+    """Mask responses with a token that is almost impossible for the trainer (--veto-threshold).
 
-    Such a token is almost impossible under the trainer, so the text after it says nothing about the trainer's policy.
-    Weights are 1; the mask of the whole response becomes 0, which removes it from every term of the loss. Metrics a
-    token: ``veto_fraction``, 1 in a masked response; ``veto_tokens``, 1 at the tokens below the threshold.
+    Such a token's ratio of trainer to engine is below ``veto_threshold``, so the text after it says nothing about the
+    trainer's policy. The mask of the whole response becomes 0, which removes it from every term of the loss.
 
     Source: Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference
     Mismatch" (a blog post), the token-level veto.
+
+    Returns:
+        Weights of 1, and the mask, float32 [T]. Metrics a token: ``veto_fraction``, 1 in a masked response;
+        ``veto_tokens``, 1 at the tokens below the threshold.
+
+    Raises:
+        ValueError: the columns differ in length, or ``segments`` is None.
     """
-
-    def __init__(self, options: OffPolicyOptions, run: RunView) -> None:
-        del run
-        self._threshold = math.log(options.veto_threshold)
-
-    def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
-        """Return the mask, float32 [T], 0 in responses with a vetoed token, and weights of 1.
-
-        Raises:
-            ValueError: the columns differ in length, or there are no ``segments``.
-        """
-        below_T = ((engine_log_ratio(terms) < self._threshold) & (terms.mask_T != 0)).to(torch.float32)
-        vetoed_T = _of_response(below_T, terms) > 0
-        metrics_T = {"veto_fraction": vetoed_T.to(torch.float32), "veto_tokens": below_T}
-        return CorrectionOutput(torch.ones_like(terms.mask_T), terms.mask_T.masked_fill(vetoed_T, 0.0), metrics_T)
+    is_below_T = (engine_log_ratio(terms) < math.log(options.veto_threshold)) & (terms.mask_T != 0)
+    below_T = is_below_T.to(torch.float32)
+    is_vetoed_T = _of_response(below_T, terms) > 0
+    metrics_T = {"veto_fraction": is_vetoed_T.to(torch.float32), "veto_tokens": below_T}
+    return CorrectionOutput(torch.ones_like(terms.mask_T), terms.mask_T.masked_fill(is_vetoed_T, 0.0), metrics_T)
 
 
-class OffPolicySequenceMasking:
-    """Removes responses of negative advantage from the policy loss once the actor has moved too far from them.
+def opsm(terms: CorrectionTerms, options: OffPolicyOptions) -> CorrectionOutput:
+    """Remove responses of negative advantage once the actor is too far from them (DeepSeek-V3.2, 2512.02556).
 
     For a token of negative advantage the weight is 0 where (1 / |o|) sum_t log(pi_old(o_t) / pi(o_t)), over the trained
     tokens of its response, exceeds ``opsm_delta``; else it is 1. pi is the actor in this optimizer step; pi_old is the
     old policy of the loss: the actor before the rollout's first step, or, with ``use_rollout_logprobs``, the engine,
-    as in the paper. Also as in the paper, such tokens stay in the divergence from the reference; the mask is unchanged.
-    Metrics a token: ``opsm_clipfrac``, 1 where the weight is 0; ``opsm_kl``, the mean that is compared, in nats.
+    as in the paper. Also as in the paper, such tokens stay in the divergence from the reference.
 
-    Source: DeepSeek-V3.2 (2512.02556), section 3.1, "Off-Policy Sequence Masking".
+    Source: section 3.1, "Off-Policy Sequence Masking".
+
+    Returns:
+        Weights of 0 and 1, float32 [T], and the unchanged mask. Metrics a token: ``opsm_clipfrac``, 1 where the weight
+        is 0; ``opsm_kl``, the mean that is compared, in nats.
+
+    Raises:
+        ValueError: the columns differ in length, or a required one is None.
     """
-
-    def __init__(self, options: OffPolicyOptions, run: RunView) -> None:
-        del run
-        self._delta = options.opsm_delta
-
-    def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
-        """Return weights of 0 and 1, float32 [T], and the unchanged mask.
-
-        Raises:
-            ValueError: the columns differ in length, or a required one is missing.
-        """
-        current_T, advantages_T = terms.current_log_probs_T, terms.advantages_T
-        if current_T is None or advantages_T is None:
-            raise ValueError("opsm needs current_log_probs_T and advantages_T; found None")
-        columns = {"log_probs_T": terms.log_probs_T, "current_log_probs_T": current_T, "advantages_T": advantages_T}
-        require_one_shape(columns)
-        trained_T = terms.mask_T != 0
-        left_T = _mean_of_response((terms.log_probs_T - current_T).where(trained_T, 0.0), terms)
-        out_T = trained_T & (advantages_T < 0) & (left_T > self._delta)
-        metrics_T = {"opsm_clipfrac": out_T.to(torch.float32), "opsm_kl": left_T.float()}
-        return CorrectionOutput(torch.ones_like(terms.mask_T).masked_fill(out_T, 0.0), terms.mask_T, metrics_T)
+    current_T, advantages_T = terms.current_log_probs_T, terms.advantages_T
+    if current_T is None or advantages_T is None:
+        raise ValueError("opsm needs current_log_probs_T and advantages_T, but one of them is None")
+    columns = {"log_probs_T": terms.log_probs_T, "current_log_probs_T": current_T, "advantages_T": advantages_T}
+    require_one_shape(columns)
+    trained_T = terms.mask_T != 0
+    mean_T = _mean_of_response((terms.log_probs_T - current_T).where(trained_T, 0.0), terms)
+    is_out_T = trained_T & (advantages_T < 0) & (mean_T > options.opsm_delta)
+    metrics_T = {"opsm_clipfrac": is_out_T.to(torch.float32), "opsm_kl": mean_T.float()}
+    return CorrectionOutput(torch.ones_like(terms.mask_T).masked_fill(is_out_T, 0.0), terms.mask_T, metrics_T)
 
 
 def _at_level(terms: CorrectionTerms, level: Literal["token", "sequence", "geometric"]) -> torch.Tensor:
@@ -146,9 +117,7 @@ def _at_level(terms: CorrectionTerms, level: Literal["token", "sequence", "geome
 def _of_response(values_T: torch.Tensor, terms: CorrectionTerms) -> torch.Tensor:
     """Return for each token the sum over its whole response, float64 [T]."""
     if terms.segments is None:
-        raise ValueError(
-            "segments is None; a correction that judges whole responses needs to know which tokens they are"
-        )
+        raise ValueError("segments is None, but this correction needs the tokens of each response")
     return terms.segments.spread(terms.segments.sums(values_T.double()))
 
 

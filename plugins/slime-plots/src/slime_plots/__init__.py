@@ -10,4 +10,5 @@ figures   the figures of the report (plotly): curves, shares of a step, the time
 spans     reads RUN/timeline; computes waiting times and the trace for Perfetto
 coloured  the samples of the report: tokens coloured by log-probability, advantage or weight version
 profiler  torch's profiler around optimizer steps
+options   settings of the profiler
 """

@@ -1,18 +1,16 @@
-"""The hooks of plugin ``plots``; imports nothing heavy."""
+"""Plugin ``plots``: a tracker and three commands; imports nothing heavy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from slime_core import Component, hookimpl
+from slime_core import Registration, hookimpl
+from slime_plots.tracker import Plots
 
 __all__: list[str] = []
 
 
 @hookimpl
-def slime_register_trackers() -> Iterator[Component]:
-    yield Component(
-        "plots",
-        target="slime_plots.tracker:Plots",
-        summary="Charts of rewards and evaluations at the end of a run, in the terminal and as curves.svg",
-    )
+def slime_register(add: Registration) -> None:
+    add.tracker("plots", Plots)
+    add.command("plot", "slime_plots.command:main")
+    add.command("samples", "slime_plots.tokens:main")
+    add.command("report", "slime_plots.report:main")

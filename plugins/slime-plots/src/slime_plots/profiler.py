@@ -9,38 +9,25 @@ RUN/profiles/rollout-000003-step-0-rank-1.pickle        with --profiler.memory, 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from slime_core import PluginOptions, TrainStep, hookimpl, observer
+from slime_core import Registration, TrainStep, hookimpl, observer
 
 if TYPE_CHECKING:
     from torch.profiler import profile
 
-__all__ = ["ProfilerOptions"]
+    from slime_plots.options import ProfilerOptions
+
+__all__: list[str] = []
 
 FOLDER = "profiles"
 MEMORY_EVENTS = 1_000_000
 """Limit on recorded allocations; torch drops older ones."""
 
 
-class ProfilerOptions(PluginOptions):
-    """Profiled rollouts and ranks. A profiled step is slower; its file has about 1 MB for each 10,000 operations."""
-
-    rollouts: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
-    """Rollouts whose optimizer steps are profiled. Rollout 0 also measures what runs once, such as compiling."""
-    ranks: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
-    """Learner ranks that are profiled."""
-    shapes: bool = False
-    """Record the shapes of the tensors of every operation."""
-    memory: bool = False
-    """Record allocations. On a GPU also a snapshot of its memory with the stack of each allocation."""
-
-
 @hookimpl
-def slime_options() -> type[ProfilerOptions]:
-    return ProfilerOptions
+def slime_register(add: Registration) -> None:
+    add.options("slime_plots.options:ProfilerOptions")
 
 
 _running: list[profile] = []

@@ -253,7 +253,7 @@ def _plugins(folder: Path) -> Iterator[str]:
     """Yield name and version of each plugin of the run, as ``plugins.json`` holds them."""
     try:
         entries = json.loads((folder / "plugins.json").read_text(encoding="utf-8"))["plugins"]
-        yield from [f"{entry['plugin']} {entry['version']}" for entry in entries]
+        yield from [f"{entry['name']} {entry['version']}" for entry in entries]
     except (OSError, ValueError, LookupError, TypeError):
         return
 

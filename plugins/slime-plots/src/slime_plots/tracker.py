@@ -1,10 +1,11 @@
-"""The tracker ``plots``: prints the charts of a run when it ends, and writes them to ``curves.svg``."""
+"""The tracker ``plots``."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from slime_core import RunView
 from slime_plots.curves import METRICS_FILE, charts, read
@@ -13,10 +14,12 @@ __all__ = ["Plots"]
 
 
 class Plots:
-    """Plots from ``metrics.jsonl``, so that the charts of a resumed run start at its first step."""
+    """Charts of rewards and evaluations at the end of a run, in the terminal and as ``curves.svg``.
 
-    def __init__(self, options: None, run: RunView) -> None:
-        self._folder = run.folder
+    They are plotted from ``metrics.jsonl``, so those of a resumed run start at its first step.
+    """
+
+    _folder: Path | None = None
 
     def start(self, run: RunView) -> None:
         self._folder = run.folder
@@ -27,10 +30,10 @@ class Plots:
     def close(self, error: BaseException | None) -> None:
         if self._folder is None or not (self._folder / METRICS_FILE).exists():
             return
-        found = charts({self._folder.name: read(self._folder)})
-        if not found:
+        figures = charts({self._folder.name: read(self._folder)})
+        if not figures:
             return
         from slime_plots.draw import as_text, save  # matplotlib takes a second to import
 
-        print(as_text(found, width=shutil.get_terminal_size().columns, colour=sys.stdout.isatty()))
-        save(found, self._folder / "curves.svg")
+        print(as_text(figures, width=shutil.get_terminal_size().columns, colour=sys.stdout.isatty()))
+        save(figures, self._folder / "curves.svg")

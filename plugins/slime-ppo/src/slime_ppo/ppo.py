@@ -6,15 +6,15 @@ Advantages are not whitened here; ``--normalize-advantages`` does that for any e
 
 from __future__ import annotations
 
-from slime_core import Reductions, ResponseTokens, RunView, TokenAdvantages
+from slime_core import Reductions, ResponseTokens, TokenAdvantages
 from slime_ppo.returns import generalized_advantages
 from slime_ppo.rewards import token_rewards
 
-__all__ = ["GeneralizedAdvantage"]
+__all__ = ["ppo"]
 
 
-class GeneralizedAdvantage:
-    """GAE advantage of each trained token, and the returns that the critic learns.
+def ppo(batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
+    """Return generalised advantages over a critic's values (PPO, 1707.06347; GAE, 1506.02438).
 
     Over the trained tokens t = 1 .. T of a response, with the rewards r_t of :mod:`slime_ppo.rewards`::
 
@@ -26,29 +26,26 @@ class GeneralizedAdvantage:
 
     Source: Schulman et al. 2015 (1506.02438), equation 16; the divergence inside the reward: Ouyang et al. 2022
     (2203.02155), section 3.5.
+
+    Returns:
+        Advantages and the returns that the critic learns, float32 [u], 0 where masked; the metric ``kl`` if ``kl_coef``
+        is not 0.
+
+    Raises:
+        ValueError: ``values_U`` is None; or ``kl_coef`` is not 0 and the batch has no log-probabilities of the actor or
+            of the reference.
     """
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
-
-    def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
-        """Return advantages and returns, float32 [u], 0 where masked; the metric ``kl`` if ``kl_coef`` is not 0.
-
-        Raises:
-            ValueError: ``values_U`` is None; or ``kl_coef`` is not 0 and the batch has no log-probabilities of the
-                actor or of the reference.
-        """
-        del reduce  # GAE needs no statistics of the batch
-        if batch.values_U is None:
-            raise ValueError("ppo needs values_U, the values of a critic; found None")
-        tokens = token_rewards(batch)
-        found = generalized_advantages(
-            tokens.rewards_T,
-            values_T=batch.values_U[tokens.trained_U].double(),
-            samples_T=tokens.samples_T,
-            gamma=batch.settings.gamma,
-            lambd=batch.settings.lambd,
-        )
-        return TokenAdvantages(
-            tokens.spread(found.advantages_T), returns_U=tokens.spread(found.returns_T), metrics_U=tokens.metrics_U
-        )
+    del reduce  # GAE needs no statistics of the batch
+    if batch.values_U is None:
+        raise ValueError("ppo needs values_U, the values of a critic, but it is None")
+    tokens = token_rewards(batch)
+    estimates = generalized_advantages(
+        tokens.rewards_T,
+        values_T=batch.values_U[tokens.trained_U].double(),
+        samples_T=tokens.samples_T,
+        gamma=batch.settings.gamma,
+        lambd=batch.settings.lambd,
+    )
+    return TokenAdvantages(
+        tokens.spread(estimates.advantages_T), returns_U=tokens.spread(estimates.returns_T), metrics_U=tokens.metrics_U
+    )

@@ -1,6 +1,6 @@
 """Reward models: rules, and calls to services and auxiliary models.
 
-plugin         the components that the plugin registers
+plugin         the hooks of the plugin
 answers        extracts the final answer of a response
 mathematics    compares answers as mathematical expressions
 texts          word overlap and multiple choice

@@ -36,8 +36,7 @@ def _of_addresses(options: RewardsOptions) -> Iterator[str]:
         return
     from slime_core.services import missing_secrets, url_mistakes  # here, because it imports aiohttp
 
-    given = [("rm_url", options.rm_url), *(("rm_row_urls", url) for url in options.rm_row_urls)]
-    for setting, url in given:
+    for setting, url in [("rm_url", options.rm_url), *(("rm_row_urls", url) for url in options.rm_row_urls)]:
         yield from (f"{setting} {mistake}" for mistake in url_mistakes(url, header="--rm-token-env NAME"))
         yield from (_unset(setting, name) for name in missing_secrets(url))
 
@@ -78,8 +77,8 @@ def _of_judge(options: RewardsOptions) -> Iterator[str]:
 def _too_long_to_judge(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:
     """Check that a response of maximum length, in tokens of the policy, leaves room for question and answer."""
     name, served = plan.settings.get("rm_model"), plan.settings.get("engine_models")
-    models = [one for one in served if isinstance(one, dict)] if isinstance(served, list) else []
-    for model in (one for one in models if one.get("name") == name):
+    models = [model for model in served if isinstance(model, dict)] if isinstance(served, list) else []
+    for model in (model for model in models if model.get("name") == name):
         reads = _context_length(Path(str(model.get("model_path"))))
         if reads is None or _truncates(model):
             continue
@@ -100,26 +99,27 @@ def _truncates(model: Mapping[str, JsonValue]) -> bool:
     """Return whether the model's engines truncate a question that does not fit."""
     groups = model.get("engine_groups")
     tables = [model, *(groups if isinstance(groups, list) else ())]
-    given = [table.get("overrides") for table in tables if isinstance(table, dict)]
-    pairs = [pair for found in given if isinstance(found, list) for pair in found]
+    overrides = [table.get("overrides") for table in tables if isinstance(table, dict)]
+    pairs = [pair for entries in overrides if isinstance(entries, list) for pair in entries]
     return any(isinstance(pair, list) and pair[:1] == [TRUNCATES] for pair in pairs)
 
 
 def _context_length(folder: Path) -> int | None:
     """Return the model's context length in tokens; None: unknown, as with scaled rotary embeddings."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    number = found.get("max_position_embeddings") if isinstance(found, dict) and not found.get("rope_scaling") else None
+    is_plain = isinstance(config, dict) and not config.get("rope_scaling")
+    number = config.get("max_position_embeddings") if is_plain else None
     return number if isinstance(number, int) and number > 0 else None
 
 
 def row_mistakes(metadata: Mapping[str, JsonValue], options: RewardsOptions) -> Iterator[str]:
     """Yield a message if the row's ``rm_url`` is not allowed; without a service in the run, it is not used."""
-    url, own = metadata.get(RM_URL), options.rm_url
-    if url and own is not None and url not in (own, *options.rm_row_urls):
-        yield f"metadata {not_allowed(url, (own, *options.rm_row_urls))}"
+    url = metadata.get(RM_URL)
+    if url and options.rm_url is not None and url not in (allowed := (options.rm_url, *options.rm_row_urls)):
+        yield f"metadata {not_allowed(url, allowed)}"
 
 
 def not_allowed(url: object, allowed: Collection[str]) -> str:

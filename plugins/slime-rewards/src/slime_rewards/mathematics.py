@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from slime_core import RunView
 from slime_core.types import Sample, label_text, needs_text_label
 from slime_rewards.answers import after_thinking, answer_line, final_answers, last_boxed, stated
 from slime_rewards.expressions import read, same
@@ -31,16 +30,13 @@ def equal(label: str, answer: str) -> bool:
     if is_text(label) or is_text(answer):
         return expected.lower() == words(answer).lower()
     readings = read(answer)
-    return any(same(one, other) for one in read(label) for other in readings)
+    return any(same(expression, other) for expression in read(label) for other in readings)
 
 
 class Mathematics:
     """1.0 if the response's answer equals the label as a mathematical expression, else 0.0."""
 
     check_row = staticmethod(needs_text_label)
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
 
     @staticmethod
     def perfect_response(label: str) -> str:
@@ -57,12 +53,9 @@ class Mathematics:
 
 
 class BoxedMathematics:
-    r"""Like :class:`Mathematics`, on the content of the last ``\boxed{}``; 0.0 without one."""
+    r"""As ``math``, on the content of the last ``\boxed{}``; 0.0 without one."""
 
     check_row = staticmethod(needs_text_label)
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
 
     @staticmethod
     def perfect_response(label: str) -> str:
@@ -75,15 +68,13 @@ class BoxedMathematics:
 
 
 class DeepScaleR:
-    """1.0 if the thinking has ended and the boxed answer after it equals the label, else 0.0.
+    """1.0 if the boxed answer after the thinking equals the label, else 0.0, as in DeepScaleR.
 
-    The thinking ends with ``</think>``, or, in responses without it, with ``###Response``.
+    The thinking ends with ``</think>``, or, in responses without it, with ``###Response``; without either there is no
+    answer.
     """
 
     check_row = staticmethod(needs_text_label)
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
 
     @staticmethod
     def perfect_response(label: str) -> str:
@@ -98,15 +89,9 @@ class DeepScaleR:
 
 
 class Dapo:
-    """``score``: 1.0 if the last line ``Answer: ...`` equals the label, else -1.0; ``acc``: 1.0 or 0.0.
-
-    Train on one of the two with ``--reward-key score``.
-    """
+    """``score`` 1 or -1, ``acc`` 1 or 0, by the line ``Answer: ...`` (DAPO, 2503.14476); needs ``--reward-key``."""
 
     check_row = staticmethod(needs_text_label)
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
 
     @staticmethod
     def perfect_response(label: str) -> str:
@@ -119,16 +104,16 @@ class Dapo:
 
     def _one(self, sample: Sample) -> dict[str, float]:
         label, answer = label_text(sample, "dapo"), answer_line(sample.response)
-        right = answer is not None and _states(label, ([one] for one in stated(answer)))
+        right = answer is not None and _states(label, ([text] for text in stated(answer)))
         return {"score": 1.0 if right else -1.0, "acc": float(right)}
 
 
 def _states(label: str, answers: Iterable[list[str]]) -> bool:
     """Return whether the first answer that can be read equals the label; an answer may have several readings."""
     for readings in answers:
-        if any(equal(label, one) for one in readings):
+        if any(equal(label, text) for text in readings):
             return True
-        if any(not is_text(one) and read(one) for one in readings):
+        if any(not is_text(text) and read(text) for text in readings):
             return False
     return False
 

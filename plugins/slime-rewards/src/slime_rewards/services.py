@@ -64,11 +64,12 @@ Answers = list[Reward | RewardFailure]
 
 
 class RemoteReward:
-    """Sends samples to the service at ``rm_url``, or at the URL among ``rm_row_urls`` that a row names as ``rm_url`` in
-    its metadata: up to ``rm_batch_size`` samples of a group in one request.
+    """The answer of an HTTP service that gets prompt, response and label (``--rm-url``).
 
-    One sample is ``{"prompt": ..., "response": ..., "label": ...}``, and its answer a number or a table of numbers. For
-    several samples, both request and answer are lists of these.
+    Samples go to the service at ``rm_url``, or at the URL among ``rm_row_urls`` that a row names as ``rm_url`` in its
+    metadata: up to ``rm_batch_size`` samples of a group in one request. One sample is ``{"prompt": ..., "response":
+    ..., "label": ...}``, and its answer a number or a table of numbers. For several samples, both request and answer
+    are lists of these.
 
     Arguments:
         options: ``rm_url`` and the settings of its requests.
@@ -84,8 +85,9 @@ class RemoteReward:
         self._batch = options.rm_batch_size
         self._url = options.rm_url
         # A row may only choose among these URLs: data must not make the run send requests to any other.
-        own: dict[str, Any] = {"token_env": options.rm_token_env, "retry_statuses": options.rm_retry_statuses}
-        self._services = {url: _service(url, options, run, **own) for url in (options.rm_url, *options.rm_row_urls)}
+        urls = (options.rm_url, *options.rm_row_urls)
+        limits: dict[str, Any] = {"token_env": options.rm_token_env, "retry_statuses": options.rm_retry_statuses}
+        self._services = {url: _service(url, options, run, **limits) for url in urls}
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
         """Return one reward or failure a sample, in order."""
@@ -93,9 +95,9 @@ class RemoteReward:
         for place, sample in enumerate(samples):
             by_url.setdefault(str(sample.metadata.get(RM_URL) or self._url), []).append(place)
         parts = [(url, at[start : start + self._batch]) for url, at in by_url.items() for start in self._starts(at)]
-        answers = await asyncio.gather(*(self._part(url, [samples[one] for one in at]) for url, at in parts))
-        found = [pair for (_, at), each in zip(parts, answers, strict=True) for pair in zip(at, each, strict=True)]
-        return [answer for _, answer in sorted(found, key=lambda pair: pair[0])]
+        answers = await asyncio.gather(*(self._part(url, [samples[place] for place in at]) for url, at in parts))
+        pairs = [pair for (_, at), each in zip(parts, answers, strict=True) for pair in zip(at, each, strict=True)]
+        return [answer for _, answer in sorted(pairs, key=lambda pair: pair[0])]
 
     def _starts(self, places: Sequence[int]) -> range:
         return range(0, len(places), self._batch)
@@ -107,33 +109,35 @@ class RemoteReward:
 
     async def _ask(self, service: Service, samples: Sequence[Sample]) -> Answers:
         rows: list[JsonValue] = [
-            {"prompt": one.prompt, "response": one.response, "label": one.label} for one in samples
+            {"prompt": sample.prompt, "response": sample.response, "label": sample.label} for sample in samples
         ]
         try:
             answer = await service.ask(rows if self._batch > 1 else rows[0])
         except ServiceError as error:
             return [_failure(error, _retry_hint(error))] * len(samples)
-        found = answer if self._batch > 1 else [answer]
-        if not isinstance(found, list) or len(found) != len(samples):
+        rewards = answer if self._batch > 1 else [answer]
+        if not isinstance(rewards, list) or len(rewards) != len(samples):
             mistake = f"{service.quote(answer)}; accepted: a list of {len(samples)} rewards"
             return [RewardFailure("invalid", mistake)] * len(samples)
-        return [self._reward(service, one) for one in found]
+        return [self._reward(service, reward) for reward in rewards]
 
-    def _reward(self, service: Service, found: Any) -> Reward | RewardFailure:
-        if _is_number(found):
-            return float(found)
+    def _reward(self, service: Service, reward: Any) -> Reward | RewardFailure:
+        if _is_number(reward):
+            return float(reward)
         # A table may also contain texts, as slime's services send them.
-        entries = found.items() if isinstance(found, dict) else ()
-        named = {name: one for name, one in entries if isinstance(one, int | float)}
-        if named and all(_is_number(one) for one in named.values()):
-            return {name: float(one) for name, one in named.items()}
+        entries = reward.items() if isinstance(reward, dict) else ()
+        numbers = {name: value for name, value in entries if isinstance(value, int | float)}
+        if numbers and all(map(_is_number, numbers.values())):
+            return {name: float(value) for name, value in numbers.items()}
         return RewardFailure(
-            "invalid", f"{service.quote(found)}; accepted: a finite number, or a table of them with --reward-key"
+            "invalid", f"{service.quote(reward)}; accepted: a finite number, or a table of them with --reward-key"
         )
 
 
 class ServedReward:
-    """The output of a reward model for prompt and response, joined by the chat template of ``rm_tokenizer``.
+    """The output of a neural reward model that the run serves as an auxiliary model (``--rm-model``).
+
+    Its input is prompt and response, joined by the chat template of ``rm_tokenizer``.
 
     Arguments:
         options: ``rm_tokenizer`` and ``rm_concurrency``.
@@ -165,8 +169,8 @@ class ServedReward:
         except ServiceError as error:
             return _failure(error)
         match answer:
-            case {"data": [{"embedding": [found]}]} if _is_number(found):
-                return float(found)
+            case {"data": [{"embedding": [reward]}]} if _is_number(reward):
+                return float(reward)
         return RewardFailure("invalid", f"model {self._name!r} answered {answer!r:.200}; accepted: one finite number")
 
     def _text(self, sample: Sample) -> str:
@@ -185,7 +189,9 @@ class ServedReward:
 
 
 class JudgeReward:
-    """The score that a language model writes about a response, sampled greedily.
+    """The score that a language model, served as an auxiliary model, writes about a response (``--rm-model``).
+
+    Its answer is sampled greedily.
 
     Arguments:
         options: ``rm_judge_prompt`` is the file with the question; ``rm_judge_pattern`` finds the score in the
@@ -236,9 +242,9 @@ class JudgeReward:
     def _last_number(self, text: str) -> float:
         """Return the last number that the pattern finds, or NaN. Runs in a thread and releases the interpreter's lock,
         so that other answers are processed meanwhile."""
-        found = list(self._pattern.finditer(text, timeout=PATTERN_LIMIT_S, concurrent=True))
+        matches = list(self._pattern.finditer(text, timeout=PATTERN_LIMIT_S, concurrent=True))
         try:
-            return float(found[-1][found[-1].lastindex or 0])
+            return float(matches[-1][matches[-1].lastindex or 0])
         except (IndexError, TypeError, ValueError):
             return math.nan
 
@@ -271,11 +277,11 @@ def _retry_hint(error: ServiceError) -> str:
     return f"; --rm-retry-statuses {error.status} asks again after it" if is_passing else ""
 
 
-def _service(url: str, options: RewardsOptions, run: RunView, **own: Any) -> Service:
+def _service(url: str, options: RewardsOptions, run: RunView, **limits: Any) -> Service:
     timeout_s = run.settings.get("reward_timeout_s", TIMEOUT_S)
     if not isinstance(timeout_s, int | float):
         raise TypeError(f"reward_timeout_s is {timeout_s!r}; accepted: a number of seconds")
-    return Service(url, timeout_s=timeout_s, max_in_flight=options.rm_concurrency, **own)
+    return Service(url, timeout_s=timeout_s, max_in_flight=options.rm_concurrency, **limits)
 
 
 def _text_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
@@ -284,9 +290,9 @@ def _text_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     return "".join(f"{message.get('role')}: {message.get('content')}\n" for message in prompt)
 
 
-def _is_number(found: object) -> TypeGuard[int | float]:
+def _is_number(value: object) -> TypeGuard[int | float]:
     # math.isfinite raises for integers that are too large for a float.
-    return isinstance(found, int | float) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _read(path: Path) -> str:

@@ -7,7 +7,6 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from slime_core import RunView
 from slime_core.errors import DataError
 from slime_core.types import JsonValue, Sample, label_text, needs_text_label
 from slime_rewards.answers import after_thinking, answer_line, last_boxed
@@ -69,11 +68,11 @@ def word_f1(answer: str, label: str) -> float:
 
     Case, punctuation and the articles a, an, the are ignored. Source: SQuAD (1606.05250), section 6.1.
     """
-    given, expected = _words(answer), _words(label)
-    if not given or not expected:
-        return float(given == expected)
-    common = sum((given & expected).values())
-    return 2.0 * common / (given.total() + expected.total())
+    words, expected = _words(answer), _words(label)
+    if not words or not expected:
+        return float(words == expected)
+    common = sum((words & expected).values())
+    return 2.0 * common / (words.total() + expected.total())
 
 
 def choice(text: str) -> str | None:
@@ -114,9 +113,6 @@ class WordOverlap:
 
     check_row = staticmethod(needs_text_label)
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
-
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """Return one reward per sample, in order.
 
@@ -127,16 +123,13 @@ class WordOverlap:
 
 
 class MultipleChoice:
-    """1.0 if the response chooses the label's letter, as in GPQA (2311.12022), else 0.0."""
+    """1.0 if the response chooses the label's letter, else 0.0 (GPQA, 2311.12022)."""
 
     @staticmethod
     def check_row(label: JsonValue, metadata: Mapping[str, JsonValue]) -> str | None:
         """See :class:`~slime_core.CheckedRewardModel`."""
         mistake = needs_text_label(label, metadata)
         return mistake or (None if _letter(str(label)) else f"the label is {label!r:.100}; {_ACCEPTED}")
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """Return one reward per sample, in order.
@@ -160,8 +153,8 @@ _ACCEPTED = "accepted: the letter of the right choice, from A to J.\nName its fi
 
 
 def _letter(label: str) -> str | None:
-    found = re.fullmatch(r"\W*([A-Ja-j])\W*", label)
-    return None if found is None else found[1].upper()
+    match = re.fullmatch(r"\W*([A-Ja-j])\W*", label)
+    return None if match is None else match[1].upper()
 
 
 def _words(text: str) -> Counter[str]:

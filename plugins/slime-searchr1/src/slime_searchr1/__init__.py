@@ -1,6 +1,6 @@
 """Search-R1 (2503.09516) for slime: the model searches while it answers.
 
-plugin      declares components, options, presets and checks
+plugin      registers components, options, presets and the command; checks settings; logs metrics
 options     the settings
 protocol    parses turns and formats search results
 generate    generate function ``search_r1``: turns with searches between them

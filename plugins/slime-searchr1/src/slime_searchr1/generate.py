@@ -36,10 +36,10 @@ class Counts:
 
 
 class SearchAndAnswer:
-    """Generates a response of several turns; the retriever's passages have mask 0.
+    """Turns of the model with searches between them; the passages found are not trained (Search-R1, 2503.09516).
 
-    A response ends with an answer, after ``--max-turns`` turns, or when it is full. If a search fails or a turn has no
-    action, the model gets a message about it and can continue.
+    The retriever's passages have mask 0. A response ends with an answer, after ``--max-turns`` turns, or when it is
+    full. If a search fails or a turn has no action, the model gets a message about it and can continue.
     """
 
     def __init__(self, options: SearchOptions, run: RunView) -> None:
@@ -68,18 +68,18 @@ class SearchAndAnswer:
                 trajectory.append_text(NO_ACTION)
                 continue
             async with trajectory.tool_time():
-                found = await self._search(action.text, counts)
-            trajectory.append_text(found)
-        made = trajectory.finish()
-        made.metadata[COUNTS] = dict(asdict(counts))
-        return made
+                passages = await self._search(action.text, counts)
+            trajectory.append_text(passages)
+        finished = trajectory.finish()
+        finished.metadata[COUNTS] = dict(asdict(counts))
+        return finished
 
     async def _search(self, query: str, counts: Counts) -> str:
         """Search and return the text that the model reads after ``query``."""
         counts.searches += 1
         try:
-            found = await self._retriever.search(query)
+            passages = await self._retriever.search(query)
         except ServiceError:
             counts.failures += 1
             return failed()
-        return information([one.contents for one in found], max_chars=self._options.information_max_chars)
+        return information([passage.contents for passage in passages], max_chars=self._options.information_max_chars)

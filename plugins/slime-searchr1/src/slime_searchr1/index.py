@@ -63,7 +63,7 @@ class Index:
             return []
         scores_B = self._scores.get_scores(words[0])
         best = (-scores_B).argsort(kind="stable")[:count]
-        return [Passage(self._contents[at], float(scores_B[at])) for at in best if scores_B[at] > 0]
+        return [Passage(self._contents[index], float(scores_B[index])) for index in best if scores_B[index] > 0]
 
 
 def read_corpus(path: Path) -> list[str]:
@@ -81,12 +81,12 @@ def read_corpus(path: Path) -> list[str]:
 
 def _contents(line: str, path: Path, number: int) -> str:
     try:
-        found = json.loads(line)["contents"]
+        contents = json.loads(line)["contents"]
     except (ValueError, TypeError, KeyError, RecursionError):
-        found = None
-    if not isinstance(found, str):
+        contents = None
+    if not isinstance(contents, str):
         raise DataError(
             f'{path}, line {number}: no text "contents". Accepted: one object a line, '
             '{"id": "0", "contents": "TITLE\\nTEXT"}'
         )
-    return found
+    return contents

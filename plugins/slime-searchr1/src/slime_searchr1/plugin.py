@@ -1,16 +1,18 @@
-"""The hooks of plugin ``searchr1``; imports nothing heavy."""
+"""Plugin ``searchr1``: Search-R1 (2503.09516), with an invented world to search in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
-from slime_core import Component, DerivedSetting, EvalSamples, GenerateTraits, RewardTraits, RunPlan, hookimpl
-from slime_core.types import JsonValue, Sample
-from slime_searchr1.options import SearchOptions
+from slime_core import EvalSamples, Registration, RunPlan, Sample, hookimpl
+from slime_core.provisional import DerivedSetting
+from slime_core.types import JsonValue
 
-__all__: list[str] = []
+if TYPE_CHECKING:
+    from slime_searchr1.options import SearchOptions
 
 WORLD = Path(__file__).parent / "world"
 """The invented world: model, questions and passages; made by ``examples/search_r1``."""
@@ -44,38 +46,18 @@ EVALUATION: Mapping[str, JsonValue] = {
 
 
 @hookimpl
-def slime_register_generate_functions() -> Iterator[Component]:
-    yield Component(
-        "search_r1",
-        target="slime_searchr1.generate:SearchAndAnswer",
-        traits=GenerateTraits(scope="sample"),
-        summary="Turns of the model with searches between them; what they find is not trained (Search-R1, 2503.09516)",
+def slime_register(add: Registration) -> None:
+    add.generate_function("search_r1", "slime_searchr1.generate:SearchAndAnswer")
+    add.reward_model("search_r1", "slime_searchr1.reward:AnswerMatch", numbers={"score", "exact_match", "format"})
+    add.options("slime_searchr1.options:SearchOptions")
+    add.presets(
+        advantage_estimator="grpo",
+        generate_function="search_r1",
+        rm_type="search_r1",
+        label_key="reward_model",
+        apply_chat_template=True,
     )
-
-
-@hookimpl
-def slime_register_reward_models() -> Iterator[Component]:
-    yield Component(
-        "search_r1",
-        target="slime_searchr1.reward:AnswerMatch",
-        traits=RewardTraits(scope="sample", numbers={"score", "exact_match", "format"}),
-        summary="Exact match of the last <answer> after normalisation, and a part for the form (Search-R1, 2503.09516)",
-    )
-
-
-@hookimpl
-def slime_presets() -> dict[str, object]:
-    return {
-        "generate_function": "search_r1",
-        "rm_type": "search_r1",
-        "label_key": "reward_model",
-        "apply_chat_template": True,
-    }
-
-
-@hookimpl
-def slime_options() -> type[SearchOptions]:
-    return SearchOptions
+    add.command("searchr1", "slime_searchr1.serve:main")
 
 
 @hookimpl
@@ -128,20 +110,20 @@ def slime_log_rollout(samples: Sequence[Sample], metrics: dict[str, float]) -> N
 @hookimpl
 def slime_log_evaluation(sets: Mapping[str, EvalSamples], metrics: dict[str, float]) -> None:
     """Add the metrics of each evaluation set, under ``eval/SET/search_r1/``."""
-    for name, found in sets.items():
-        metrics |= {f"eval/{name}/search_r1/{key}": value for key, value in _averages(found.samples).items()}
+    for name, evaluated in sets.items():
+        metrics |= {f"eval/{name}/search_r1/{key}": value for key, value in _averages(evaluated.samples).items()}
 
 
 def _averages(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return averages over the samples of generate function ``search_r1``; empty: there are none."""
-    counts = [one for one in (sample.metadata.get("search_r1") for sample in samples) if isinstance(one, dict)]
-    found = {
-        name: fmean(float(str(one.get(name, 0))) for one in counts)
-        for name in ("searches", "failures", "invalid")
-        if counts
+    """Return averages over the samples of generate function ``search_r1``; empty if there are none."""
+    counts = [entry for sample in samples if isinstance(entry := sample.metadata.get("search_r1"), Mapping)]
+    if not counts:
+        return {}
+    averages = {
+        name: fmean(float(str(entry.get(name, 0))) for entry in counts) for name in ("searches", "failures", "invalid")
     }
     rewards = [sample.reward for sample in samples if isinstance(sample.reward, Mapping)]
     for name in ("exact_match", "format"):
-        numbers = [reward[name] for reward in rewards if name in reward]
-        found |= {name: fmean(numbers)} if counts and numbers else {}
-    return found
+        if numbers := [reward[name] for reward in rewards if name in reward]:
+            averages[name] = fmean(numbers)
+    return averages

@@ -42,11 +42,11 @@ class Action:
 
 
 def read_turn(text: str) -> Action | None:
-    """Return the first action of a turn; None: it has none."""
-    found = _ACTION.search(text)
-    if found is None:
+    """Return the first action of a turn, or None if it has none."""
+    match = _ACTION.search(text)
+    if match is None:
         return None
-    return Action("search" if found[1] == "search" else "answer", found[2].strip())
+    return Action("search" if match[1] == "search" else "answer", match[2].strip())
 
 
 def information(contents: Sequence[str], *, max_chars: int) -> str:

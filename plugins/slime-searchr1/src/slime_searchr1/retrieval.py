@@ -66,20 +66,20 @@ class RemoteRetriever:
 def _passages(answer: JsonValue) -> list[Passage]:
     """Return the passages of the first query; raises ValueError if ``answer`` is malformed."""
     result = answer.get("result") if isinstance(answer, dict) else None
-    found = result[0] if isinstance(result, list) and result else None
-    if not isinstance(found, list):
+    entries = result[0] if isinstance(result, list) and result else None
+    if not isinstance(entries, list):
         raise ValueError
-    return [_passage(one) for one in found]
+    return [_passage(entry) for entry in entries]
 
 
-def _passage(found: JsonValue) -> Passage:
-    if not isinstance(found, dict):
+def _passage(entry: JsonValue) -> Passage:
+    if not isinstance(entry, dict):
         raise ValueError
-    document = found.get("document", found)
+    document = entry.get("document", entry)
     contents = document.get("contents") if isinstance(document, dict) else None
     if not isinstance(contents, str):
         raise ValueError
-    score = found.get("score")
+    score = entry.get("score")
     return Passage(contents, float(score) if isinstance(score, int | float) else None)
 
 

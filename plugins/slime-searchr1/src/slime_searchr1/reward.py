@@ -12,7 +12,7 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 
-from slime_core import RunView, Sample
+from slime_core import Sample
 from slime_core.errors import DataError
 from slime_core.types import JsonValue, needs_label
 from slime_searchr1.options import SearchOptions
@@ -25,7 +25,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class AnswerMatch:
-    """Scores the final answer and the format of responses."""
+    """Exact match of the last <answer>, and a part for the form of the response (Search-R1, 2503.09516)."""
 
     @staticmethod
     def check_row(label: JsonValue, metadata: Mapping[str, JsonValue]) -> str | None:
@@ -36,8 +36,7 @@ class AnswerMatch:
         has_answer = any(map(str.strip, _accepted(text)))
         return None if has_answer else f"the label {text:.100} holds no answer to compare with"
 
-    def __init__(self, options: SearchOptions, run: RunView) -> None:
-        del run
+    def __init__(self, options: SearchOptions) -> None:
         self._share = options.format_score
 
     @staticmethod
@@ -95,11 +94,11 @@ def _accepted(label: str) -> list[str]:
     """Return the label's answers: ``ground_truth.target`` of an object, the format of the paper's rows under
     ``reward_model``; the entries of a list; or the label itself."""
     try:
-        found = json.loads(label)
+        answers = json.loads(label)
     except (ValueError, RecursionError):
         return [label]
-    if isinstance(found, dict):
-        truth = found.get("ground_truth", found)
-        found = truth.get("target", truth) if isinstance(truth, dict) else truth
-        found = [found] if isinstance(found, str | int | float) else found
-    return [str(entry) for entry in found] if isinstance(found, list) else [label]
+    if isinstance(answers, dict):
+        truth = answers.get("ground_truth", answers)
+        answers = truth.get("target", truth) if isinstance(truth, dict) else truth
+        answers = [answers] if isinstance(answers, str | int | float) else answers
+    return [str(answer) for answer in answers] if isinstance(answers, list) else [label]

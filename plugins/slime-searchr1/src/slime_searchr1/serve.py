@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1: this machine only]")
     serve.add_argument("--port", type=int, default=8000, help="0: a free one [8000]")
-    serve.add_argument("--topk", type=int, default=3, help="passages where a request names no number [3]")
+    serve.add_argument("--topk", type=int, default=3, help="passages of a request that names no number [3]")
     return parser
 
 
@@ -114,16 +114,18 @@ def _handler(index: Index, topk: int) -> Any:
         try:
             query_request = _Request.model_validate_json(await request.read())
         except ValidationError as problem:
-            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problem.errors())
-            return web.json_response({"detail": wrong}, status=400)
-        found = await asyncio.to_thread(_answers, index, query_request, topk)
-        return web.json_response({"result": found})
+            errors = (f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in problem.errors())
+            return web.json_response({"detail": "; ".join(errors)}, status=400)
+        return web.json_response({"result": await asyncio.to_thread(_answers, index, query_request, topk)})
 
     return retrieve
 
 
 def _answers(index: Index, query_request: _Request, topk: int) -> list[list[dict[str, object]]]:
-    found = [index.search(query, query_request.topk or topk) for query in query_request.queries]
+    results = [index.search(query, query_request.topk or topk) for query in query_request.queries]
     if not query_request.return_scores:
-        return [[{"contents": one.contents} for one in own] for own in found]
-    return [[{"document": {"contents": one.contents}, "score": one.score} for one in own] for own in found]
+        return [[{"contents": passage.contents} for passage in passages] for passages in results]
+    return [
+        [{"document": {"contents": passage.contents}, "score": passage.score} for passage in passages]
+        for passages in results
+    ]

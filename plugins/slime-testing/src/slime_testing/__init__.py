@@ -16,12 +16,12 @@ limits), ``recorder`` (a plugin that records its calls). For tests of slime itse
 (a server that forks processes with the engines imported) and ``pairs`` (a tokenizer whose text does not determine the
 ids).
 
-Commands: ``scaffold`` writes a package from ``templates`` (``slime plugins new``); ``checkup`` checks each plugin
-(``slime plugins check``) with ``examine``, which runs in a separate process, and with ``wheels``, which reads metadata
-and files; ``verdicts`` defines the lines of the result.
+Commands, which ``plugin`` registers: ``scaffold`` writes a package from ``templates`` (``slime plugins new``);
+``checkup`` checks each plugin (``slime plugins check``) with ``examine``, which runs in a separate process, and with
+``wheels``, which reads metadata and files; ``verdicts`` defines the lines of the result.
 
-A suite depends on the contract and on the component's traits only. Importing this package is cheap; accessing a suite
-imports hypothesis.
+A suite depends on the contract and on the arguments with which the component was added, and on nothing else. Importing
+this package is cheap; accessing a suite imports hypothesis.
 """
 
 from __future__ import annotations

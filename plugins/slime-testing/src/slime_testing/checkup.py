@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_core.harness import PluginIdentity, PluginSource, Source, find_plugin, installed
+from slime_core.harness import Plugin, Source, find_plugin, installed_plugins
 from slime_testing.examine import STARTED, pack
 from slime_testing.verdicts import Verdict, fails
-from slime_testing.wheels import look_at_distribution
+from slime_testing.wheels import check_distribution
 
-__all__ = ["Checked", "check_plugins", "examined", "main", "sources_of"]
+__all__ = ["Checked", "check_plugins", "examined", "main", "plugins_of"]
 
 TIMEOUT_S = 120.0
 """Time limit of one check, in seconds; building a model for the suite of model specs takes up to half of it."""
@@ -41,7 +41,7 @@ RESULTS, LOG, WORK, HOME = "results", "log", "work", "home"
 class Checked:
     """One plugin and the results of its checks."""
 
-    plugin: PluginIdentity
+    plugin: Plugin
     verdicts: tuple[Verdict, ...]
 
     @property
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     """
     check = argparse.ArgumentParser(
         prog="slime plugins check",
-        description="Whether plugins are sound: each is tried in a process of its own.",
+        description="Check plugins, each in a separate process: metadata, imports, contracts and suites.",
         allow_abbrev=False,
     )
     check.add_argument("names", metavar="NAME", nargs="*", help="plugins, ./file.py or package.module; none: all")
@@ -80,42 +80,41 @@ def check_plugins(names: Sequence[str], *, timeout_s: float = TIMEOUT_S, as_json
     Raises:
         PluginError: no plugin has one of ``names``.
     """
-    known = installed()
+    installed = installed_plugins()
     checked: list[Checked] = []
-    for source in sources_of(names, known):
-        checked.append(_checked(source, known, timeout_s))
+    for plugin in plugins_of(names, installed):
+        checked.append(_checked(plugin, installed, timeout_s))
         if not as_json:
             print("\n".join(_lines(checked[-1])), flush=True)
     if as_json:
-        print(json.dumps([_as_json(one) for one in checked], indent=2))
+        print(json.dumps([_as_json(each) for each in checked], indent=2))
     else:
         print(_summary(checked))
-    return 1 if any(one.failed for one in checked) else 0
+    return 1 if any(each.failed for each in checked) else 0
 
 
-def sources_of(names: Sequence[str], known: Sequence[PluginIdentity]) -> list[PluginSource]:
-    """Return the named plugins; both if two distributions claim a name, all installed if there are no names.
+def plugins_of(names: Sequence[str], installed: Sequence[Plugin]) -> list[Plugin]:
+    """Return the named plugins; both if two distributions have one of a name, all installed if there are no names.
 
     Raises:
         PluginError: no plugin has one of ``names``.
     """
     if not names:
-        return [PluginSource(plugin) for plugin in known]
-    found: list[PluginSource] = []
+        return list(installed)
+    plugins: list[Plugin] = []
     for name in names:
-        same = [PluginSource(plugin) for plugin in known if plugin.name == name]
-        found += same or [find_plugin(name)]
-    return found
+        plugins += [plugin for plugin in installed if plugin.name == name] or [find_plugin(name)]
+    return plugins
 
 
-def examined(source: PluginSource, *, timeout_s: float) -> list[Verdict]:
-    """Import the plugin and everything that it declares in another process, and return the results.
+def examined(plugin: Plugin, *, timeout_s: float) -> list[Verdict]:
+    """Import the plugin and everything that it adds in another process, and return the results.
 
     Arguments:
         timeout_s: time limit of each check, in seconds; the process is killed at the first that exceeds it.
     """
     with tempfile.TemporaryDirectory(prefix="slime-check-") as folder:
-        end = _run(source, Path(folder), timeout_s)
+        end = _run(plugin, Path(folder), timeout_s)
         results = Path(folder, RESULTS)
         rows = [json.loads(line) for line in results.read_text("utf-8").splitlines()] if results.exists() else []
         log_lines = Path(folder, LOG).read_text("utf-8", errors="replace").strip().splitlines()
@@ -125,26 +124,26 @@ def examined(source: PluginSource, *, timeout_s: float) -> list[Verdict]:
     return verdicts
 
 
-def _checked(source: PluginSource, known: Sequence[PluginIdentity], timeout_s: float) -> Checked:
+def _checked(plugin: Plugin, installed: Sequence[Plugin], timeout_s: float) -> Checked:
     verdicts: list[Verdict] = []
-    if source.source is Source.INSTALLED:
-        verdicts += look_at_distribution(source.plugin, known)
-    verdicts += examined(source, timeout_s=timeout_s)
-    return Checked(source.plugin, tuple(verdicts))
+    if plugin.source is Source.INSTALLED:
+        verdicts += check_distribution(plugin, installed)
+    verdicts += examined(plugin, timeout_s=timeout_s)
+    return Checked(plugin, tuple(verdicts))
 
 
-def _run(source: PluginSource, folder: Path, timeout_s: float) -> str:
+def _run(plugin: Plugin, folder: Path, timeout_s: float) -> str:
     """Run the examining process; return the reason why it did not finish, or an empty text."""
     results = folder / RESULTS
     words = [sys.executable, "-P", "-m", "slime_testing.examine", str(results)]
-    (folder / "plugin").write_text(pack(source), encoding="utf-8")
+    (folder / "plugin").write_text(pack(plugin), encoding="utf-8")
     for name in (WORK, HOME):
         (folder / name).mkdir()
-    with (folder / "plugin").open("rb") as source_file, (folder / LOG).open("wb") as output:
+    with (folder / "plugin").open("rb") as plugin_file, (folder / LOG).open("wb") as output:
         process = subprocess.Popen(
             words,
             cwd=folder / WORK,  # so that files that the plugin writes do not land in the user's folder
-            stdin=source_file,
+            stdin=plugin_file,
             stdout=output,
             stderr=output,
             env=_environment(folder),
@@ -194,17 +193,17 @@ def _environment(folder: Path) -> dict[str, str]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     standard = {*(sysconfig.get_path(name) for name in names), *site.getsitepackages()}
     within = tuple(folder.rstrip(os.sep) + os.sep for folder in standard)
-    own = [path for path in map(os.path.abspath, filter(None, sys.path)) if not (path + os.sep).startswith(within)]
+    added = [path for path in map(os.path.abspath, filter(None, sys.path)) if not (path + os.sep).startswith(within)]
     # Without these, hypothesis leaves a folder in the working folder, and torch uses many threads for tiny tensors.
     kit = {"HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"), "OMP_NUM_THREADS": "1"}
     # A hook that writes below the home or the temporary directory writes into the folder of this check.
     kit |= {"HOME": str(folder / HOME), "TMPDIR": str(folder)}
-    return {**os.environ, **kit, "PYTHONPATH": os.pathsep.join(own)}
+    return {**os.environ, **kit, "PYTHONPATH": os.pathsep.join(added)}
 
 
 def _lines(checked: Checked) -> Iterator[str]:
     plugin = checked.plugin
-    yield f"{plugin.name} ({plugin.distribution} {plugin.version}, {plugin.entry_point})"
+    yield f"{plugin.name} ({plugin.distribution} {plugin.version}, {plugin.module})"
     width = max(len(verdict.check) for verdict in checked.verdicts)
     for verdict in checked.verdicts:
         first, *others = verdict.reason.splitlines() or [""]
@@ -213,9 +212,9 @@ def _lines(checked: Checked) -> Iterator[str]:
 
 
 def _summary(checked: Sequence[Checked]) -> str:
-    counts = Counter(verdict.status for one in checked for verdict in one.verdicts)
-    found = ", ".join(f"{counts[status]} {status}" for status in ("FAILED", "warning", "skipped", "ok"))
-    return f"{len(checked)} plugin{'s' * (len(checked) != 1)}: {found}"
+    counts = Counter(verdict.status for each in checked for verdict in each.verdicts)
+    listed = ", ".join(f"{counts[status]} {status}" for status in ("FAILED", "warning", "skipped", "ok"))
+    return f"{len(checked)} plugin{'s' * (len(checked) != 1)}: {listed}"
 
 
 def _as_json(checked: Checked) -> dict[str, Any]:
@@ -224,7 +223,7 @@ def _as_json(checked: Checked) -> dict[str, Any]:
         "name": plugin.name,
         "distribution": plugin.distribution,
         "version": plugin.version,
-        "entry_point": plugin.entry_point,
+        "module": plugin.module,
         "failed": checked.failed,
         "checks": [verdict.as_row() for verdict in checked.verdicts],
     }

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import slime_testing as testing
-from slime_core import Kind
+from slime_core import boundary
 from slime_core.errors import PluginError
-from slime_core.harness import PluginIdentity, boundary
-from slime_testing.subject import find_component
+from slime_core.harness import Kind, Plugin, activate
 
 __all__ = ["Finding", "check_component", "check_lifecycle"]
 
@@ -50,45 +49,45 @@ class Finding:
     skipped: bool = False
 
 
-def check_component(component: str, *, kind: Kind, plugin: str, options: Any = None) -> list[Finding]:
+def check_component(component: str, *, kind: Kind, plugin: str | Plugin, options: Any = None) -> list[Finding]:
     """Test every property of a component; empty: all hold.
 
     Takes up to ten seconds; a model spec, which is built in a separate process, up to a minute.
 
     Arguments:
-        plugin: value of ``--plugin`` for the plugin.
+        plugin: its plugin, or a word of ``--plugin``.
         options: the plugin's options; None: its defaults.
 
     Raises:
         PluginError: the plugin or the component cannot be found or loaded.
     """
-    owner, traits = find_component(kind, component, plugin=plugin)
+    active = activate(plugin)
+    traits = active.component(kind, component).traits
     name = _ESTIMATORS[traits.scope] if kind is Kind.ADVANTAGE_ESTIMATOR else _SUITES[kind]
-    suite = _subclass(name, component=component, plugin=plugin, options=options)
-    return list(_findings(suite, component, owner))
+    suite = _subclass(name, component=component, plugin=active.plugin, options=options)
+    return list(_findings(suite, component, active.plugin))
 
 
-def check_lifecycle(plugin: str) -> list[Finding]:
+def check_lifecycle(plugin: Plugin) -> list[Finding]:
     """Test the properties of the plugin's lifecycle hooks; hooks of learner ranks run in two processes.
 
     Raises:
         PluginError: the plugin cannot be found.
     """
-    suite = _subclass("LifecycleSuite", plugin=plugin)
-    return list(_findings(suite, plugin, f"plugin {plugin!r}"))
+    return list(_findings(_subclass("LifecycleSuite", plugin=plugin), plugin.name, plugin))
 
 
 def _subclass(name: str, **attributes: Any) -> Any:
     return type(f"Checked{name}", (getattr(testing, name),), {**attributes, "__module__": __name__})
 
 
-def _findings(suite: Any, component: str, owner: PluginIdentity | str) -> Iterator[Finding]:
+def _findings(suite: Any, component: str, owner: Plugin) -> Iterator[Finding]:
     written = importlib.import_module("slime_testing.suite")
     for name in written.properties(suite):
-        found = _failure(getattr(suite(), name), f"{owner}: {name}", written.PropertyViolation)
-        if found is not None:
-            skipped = isinstance(found, written.NotTested)
-            yield Finding(component, name.removeprefix("test_"), str(found), skipped)
+        failure = _failure(getattr(suite(), name), f"{owner}: {name}", written.PropertyViolation)
+        if failure is not None:
+            skipped = isinstance(failure, written.NotTested)
+            yield Finding(component, name.removeprefix("test_"), str(failure), skipped)
 
 
 def _failure(run: Callable[[], None], what: str, violation: type[Exception]) -> Exception | None:
@@ -103,8 +102,8 @@ def _failure(run: Callable[[], None], what: str, violation: type[Exception]) -> 
 def _violation(run: Callable[[], None], violation: type[Exception]) -> Exception | None:
     try:
         run()
-    except violation as found:
-        return found
+    except violation as failure:
+        return failure
     except unittest.SkipTest:  # another property reports the reason
         return None
     return None

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from slime_core import GroupedRewards, Kind
+from slime_core import GroupedRewards
+from slime_core.harness import Kind
 from slime_testing.suite import ComponentSuite, given, require
 
 __all__ = ["AdvantageEstimatorSuite"]
@@ -46,13 +47,13 @@ def batches(draw: Any, *, fewest_groups: int = 1) -> GroupedRewards:
 
 
 class AdvantageEstimatorSuite(ComponentSuite):
-    """For estimators whose traits say ``scope="sample"``."""
+    """For estimators that are added with ``scope="sample"``, the default."""
 
     kind: ClassVar[Kind] = Kind.ADVANTAGE_ESTIMATOR
 
-    def test_the_traits_say_scope_sample(self) -> None:
+    def test_the_scope_is_sample(self) -> None:
         scope = self.traits().scope
-        require(scope == "sample", f"the traits say scope {scope!r}; test it with TokenAdvantageEstimatorSuite")
+        require(scope == "sample", f"its scope is {scope!r}; test it with TokenAdvantageEstimatorSuite")
 
     @given(batch=batches())
     def test_every_sample_gets_one_finite_float32_number(self, batch: GroupedRewards) -> None:
@@ -126,7 +127,7 @@ class AdvantageEstimatorSuite(ComponentSuite):
                 together_B[members],
                 _estimated(self, _taken(batch, members)),
                 "the advantages of a group depend on the rewards of other groups: a mean or a standard deviation is "
-                "taken over the whole batch. Where that is meant, say so: AdvantageTraits(across_groups=True).",
+                "taken over the whole batch. If that is intended, add the estimator with across_groups=True.",
             )
 
     @given(batch=batches())
@@ -154,7 +155,7 @@ class AdvantageEstimatorSuite(ComponentSuite):
         )
 
     @given(batch=batches(), seed=st.integers(0, 99))
-    def test_only_the_columns_that_the_traits_name_are_read(self, batch: GroupedRewards, seed: int) -> None:
+    def test_only_the_declared_columns_are_read(self, batch: GroupedRewards, seed: int) -> None:
         reads = self.traits().reads
         numbers = np.random.default_rng(seed)
         others = {
@@ -164,7 +165,7 @@ class AdvantageEstimatorSuite(ComponentSuite):
         _require_close(
             _estimated(self, GroupedRewards(**others)),
             _estimated(self, batch),
-            f"the advantages depend on a column that the traits do not name; they say reads={sorted(reads)}.",
+            f"the advantages depend on a column that is not declared: reads={sorted(reads)}.",
         )
 
 

@@ -11,24 +11,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from slime_core import boundary
 from slime_core.errors import PluginError
-from slime_core.harness import (
-    CORE,
-    ActivePlugin,
-    PluginIdentity,
-    PluginSource,
-    Source,
-    activate,
-    boundary,
-    check_hooks,
-    import_plugin,
-)
+from slime_core.harness import ActivePlugin, Plugin, Source, activate, import_plugin
 from slime_testing import conformance
-from slime_testing.claims import broken_claims, unclaimed
 from slime_testing.conformance import Finding
 from slime_testing.verdicts import Verdict, fails, ok, skipped, warns
 
@@ -40,139 +31,104 @@ STARTED = "started"
 COMPAT = "compat"
 """Name of slime-compat's plugin, whose components only call functions that a run names by path."""
 
-LIFE = "hooks of the run's life"
+HOOKS = "lifecycle hooks"
 
-HEAVY = ("torch", "ray", "megatron", "sglang", "transformers", "numpy")
+HEAVY = ("torch", "ray", "megatron", "sglang", "transformers", "numpy", "pandas", "aiohttp")
+"""Packages that a plugin's module should not import: every ``slime`` command imports every installed plugin."""
 
 Write = Callable[[dict[str, str]], None]
 
 
-def pack(source: PluginSource) -> str:
+def pack(plugin: Plugin) -> str:
     """Convert the plugin to one line, with an absolute path for a file; :func:`unpack` is the inverse."""
-    plugin = source.plugin
-    is_file = source.source is Source.FILE
-    where = os.path.abspath(plugin.distribution) if is_file else plugin.distribution
-    return json.dumps(
-        {
-            "plugin": [plugin.name, where, plugin.version, plugin.entry_point],
-            "source": source.source.value,
-            "content": base64.b64encode(source.content).decode(),
-        }
-    )
+    values = asdict(plugin) | {"content": base64.b64encode(plugin.content).decode(), "neighbours": ()}
+    if plugin.source is Source.FILE:
+        values["distribution"] = os.path.abspath(plugin.distribution)
+    return json.dumps(values)
 
 
-def unpack(line: str) -> PluginSource:
+def unpack(line: str) -> Plugin:
     """Convert a line of :func:`pack` back to the plugin."""
-    found = json.loads(line)
-    content = base64.b64decode(found["content"])
-    return PluginSource(PluginIdentity(*found["plugin"]), Source(found["source"]), content)
+    values = json.loads(line)
+    values |= {"source": Source(values["source"]), "content": base64.b64decode(values["content"]), "neighbours": ()}
+    return Plugin(**values)
 
 
-def main(results: Path, source: PluginSource) -> None:
+def main(results: Path, plugin: Plugin) -> None:
     """Examine the plugin and write the results."""
     with results.open("a", encoding="utf-8") as file:
 
         def write(row: dict[str, str]) -> None:
             print(json.dumps(row), file=file, flush=True)
 
-        _examine(source, write)
+        _examine(plugin, write)
 
 
-def _examine(source: PluginSource, write: Write) -> None:
+def _examine(plugin: Plugin, write: Write) -> None:
     write({STARTED: "import"})
-    holder = _import(source, write)
-    if holder is None:
-        return
-    write({STARTED: "hooks"})
-    if not _attempt("hooks", lambda: check_hooks(source.plugin, holder), write):
+    verdict = _import(plugin)
+    write(verdict.as_row())
+    if verdict.status == "FAILED":
         return
     write({STARTED: "registration"})
-    active = _attempt("registration", lambda: activate(source), write)
+    active = _attempt("registration", lambda: activate(plugin), write)
     if isinstance(active, ActivePlugin):
-        _declared(active, write)
+        _examine_added(active, write)
 
 
-def _declared(active: ActivePlugin, write: Write) -> None:
-    """Check every declared component against the contract of its kind."""
-    source = active.source
-    if source.source is Source.INSTALLED and source.plugin.distribution != CORE.distribution:
-        write({STARTED: "claims"})
-        write(_claims(active).as_row())
-    why_not = _no_properties(source)
-    for kind, name in active.offers:
-        check = f"{kind.words} {name}"
+def _examine_added(active: ActivePlugin, write: Write) -> None:
+    """Check every component against the contract and the suite of its kind, and the lifecycle hooks."""
+    plugin = active.plugin
+    tests = plugin.name != COMPAT
+    for component in active.components:
+        check = f"{component.kind.words} {component.name}"
         write({STARTED: check})
-        if _attempt(check, partial(active.load, kind, name), write) and why_not is None:
-            write({STARTED: f"{check}, properties"})
-            held = partial(conformance.check_component, name, kind=kind, plugin=_as_named(source))
-            _hold(f"{check}, properties", source, held, write)
-    if why_not is not None:
-        write(skipped("properties", why_not).as_row())
+        if _attempt(check, partial(active.load, component.kind, component.name), write) and tests:
+            test = partial(conformance.check_component, component.name, kind=component.kind, plugin=plugin)
+            _test(f"{check}, properties", plugin, test, write)
+    if not tests:
+        reason = "its components call functions that a run names by path"
+        write(skipped("properties", reason).as_row())
     elif active.lifecycle:
-        write({STARTED: LIFE})
-        _hold(LIFE, source, partial(conformance.check_lifecycle, _as_named(source)), write)
+        _test(HOOKS, plugin, partial(conformance.check_lifecycle, plugin), write)
 
 
-def _claims(active: ActivePlugin) -> Verdict:
-    """Compare the claims that activate the plugin with its declarations."""
-    if broken := broken_claims(active):
-        return fails("claims", "\n".join(broken))
-    missing = unclaimed(active)
-    return warns("claims", "\n".join(missing)) if missing else ok("claims")
-
-
-def _no_properties(source: PluginSource) -> str | None:
-    """Return the reason why the suites cannot test the plugin; None: they can."""
-    if source.plugin.name == COMPAT:
-        return "what it does is what the functions do that a run names by path"
-    return None
-
-
-def _hold(check: str, source: PluginSource, properties: Callable[[], Sequence[Finding]], write: Write) -> None:
+def _test(check: str, plugin: Plugin, properties: Callable[[], Sequence[Finding]], write: Write) -> None:
+    write({STARTED: check})
     try:
-        with boundary(source.plugin, f"testing {check}"):
-            found = properties()
+        with boundary(plugin, f"testing {check}"):
+            findings = properties()
     except PluginError as failure:
         write(fails(check, str(failure)).as_row())
         return
-    verdict = skipped if all(one.skipped for one in found) else fails
-    listed = "\n".join(f"{one.property}: {one.message}" for one in found)
-    write((verdict(check, listed) if found else ok(check)).as_row())
+    verdict = skipped if all(finding.skipped for finding in findings) else fails
+    text = "\n".join(f"{finding.property}: {finding.message}" for finding in findings)
+    write((verdict(check, text) if findings else ok(check)).as_row())
 
 
-def _as_named(source: PluginSource) -> str:
-    """Return the value of ``--plugin`` for the plugin."""
-    plugin = source.plugin
-    if source.source is Source.INSTALLED:
-        return plugin.name if plugin.distribution == CORE.distribution else f"{plugin.distribution}:{plugin.name}"
-    return plugin.distribution if source.source is Source.FILE else plugin.entry_point
-
-
-def _import(source: PluginSource, write: Write) -> Any:
+def _import(plugin: Plugin) -> Verdict:
+    """Import the plugin's module and measure what that loads."""
     before = set(sys.modules)
     try:
-        holder = import_plugin(source)
+        import_plugin(plugin)
     except PluginError as failure:
-        write(fails("import", str(failure)).as_row())
-        return None
-    loaded = [name for name in HEAVY if name in sys.modules and name not in before]
-    if loaded:
-        advice = "every command that names the plugin waits for that; import it in the module of the target"
-        write(warns("import", f"importing it loads {', '.join(loaded)}: {advice}").as_row())
-    else:
-        write(ok("import").as_row())
-    return holder
+        return fails("import", str(failure))
+    loaded = sys.modules.keys() - before
+    if heavy := [name for name in HEAVY if name in loaded]:
+        advice = "every slime command waits for that; import it in the module of the target"
+        return warns("import", f"importing {plugin.module} loads {', '.join(heavy)}: {advice}")
+    return ok("import", f"loads {len(loaded)} modules")
 
 
 def _attempt(check: str, action: Callable[[], Any], write: Write) -> Any:
-    """Run ``action`` and write its verdict; return its result (True for None), or None if it failed."""
+    """Run ``action`` and write its verdict; return its result, or None if it failed."""
     try:
-        found = action()
+        result = action()
     except PluginError as failure:
         write(fails(check, str(failure)).as_row())
         return None
     write(ok(check).as_row())
-    return True if found is None else found
+    return result
 
 
 if __name__ == "__main__":

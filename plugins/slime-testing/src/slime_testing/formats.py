@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from slime_core import Kind, PromptTable
+from slime_core import PromptTable
 from slime_core.errors import DataError
+from slime_core.harness import Kind
 from slime_core.prompts.rows import content_of
 from slime_testing.suite import ComponentSuite, NotTested, given, require
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from slime_core import Kind
 from slime_core.generation import Client, GenerateContext, Interrupted, SamplingParams
+from slime_core.harness import Kind
 from slime_core.harness.engines import connect
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.types import PromptGroup, Sample, Status
@@ -82,7 +82,7 @@ class GenerateFunctionSuite(ComponentSuite):
     def test_token_ids_are_those_that_the_engine_sampled(self) -> None:
         for result in self._results():
             if not self.traits().samples_from_engine:
-                require(not result.sampled, "the traits say samples_from_engine=False, and the engine got a request")
+                require(not result.sampled, "it is added with samples_from_engine=False, and the engine got a request")
                 continue
             for sample in result.samples:
                 require_sampled(sample, result.sampled)

@@ -11,12 +11,13 @@ from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slime_core import DataSource, EvalSamples, Place, SamplerInfo, TrainSamples
+from slime_core import DataSource, EvalSamples, Place
 from slime_core.errors import PluginError
-from slime_core.harness import LIFECYCLE_HOOKS, ActivePlugin, LifecycleHooks, activate, run_info
+from slime_core.harness import PLACES, ActivePlugin, Hooks, Plugin, activate, run_info
+from slime_core.provisional import SamplerInfo, TrainSamples
 from slime_core.types import PromptGroup, Sample, Status
 from slime_testing.ranks import RankReport, run_ranks, state_mismatch
-from slime_testing.subject import own_plugin, plugin_source
+from slime_testing.subject import named_plugin, plugin_of_project
 from slime_testing.suite import PropertyViolation, Suite, require
 
 __all__ = ["LifecycleSuite"]
@@ -26,12 +27,12 @@ class LifecycleSuite(Suite):
     """For plugins with lifecycle hooks.
 
     Attributes:
-        plugin: value of ``--plugin`` for the plugin; None: the one plugin of the project around the test.
+        plugin: the plugin, as a word of ``--plugin``; None: the one plugin of the project around the test.
         options: the plugin's options; None: its defaults.
         limit_s: time limit of a hook on a learner rank, in seconds.
     """
 
-    plugin: ClassVar[str | None] = None
+    plugin: ClassVar[str | Plugin | None] = None
     options: ClassVar[Any] = None
     limit_s: ClassVar[float] = 30.0
     _report: ClassVar[RankReport]
@@ -40,7 +41,7 @@ class LifecycleSuite(Suite):
         plugin = self._loaded()
         require(
             bool(plugin.lifecycle),
-            f"{plugin.identity} implements no lifecycle hook; there are {', '.join(LIFECYCLE_HOOKS)}",
+            f"{plugin.plugin} implements no lifecycle hook. Lifecycle hooks are {', '.join(PLACES)}.",
         )
 
     def test_the_hooks_of_the_driver_run(self) -> None:
@@ -64,17 +65,16 @@ class LifecycleSuite(Suite):
             names = [[_name(sample) for sample in group] for group in groups], [_name(sample) for sample in samples]
             hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
             hooks.call("slime_after_rollout", rollout=rollout, samples=samples)
-            kept = [[_name(sample) for sample in group] for group in groups], [_name(sample) for sample in samples]
+            after = [[_name(sample) for sample in group] for group in groups], [_name(sample) for sample in samples]
             require(
-                kept == names,
-                f"the hooks turned the samples {names} into {kept} (group, index); samples may be "
-                "changed, but neither added, nor taken, nor renumbered",
+                after == names,
+                f"the hooks turned the samples {names} into {after} (group, index); samples may be "
+                "changed, but not added, removed or renumbered",
             )
             for sample in samples:
                 _require_whole(sample)
-            for ready in _finish(hooks, rollout, samples):
-                for sample in ready.samples:
-                    _require_whole(sample)
+            for sample in _finish(hooks, rollout, samples):
+                _require_whole(sample)
         _require_none(hooks)
 
     def test_no_hook_hangs_on_two_ranks(self) -> None:
@@ -101,17 +101,17 @@ class LifecycleSuite(Suite):
     @classmethod
     def _loaded(cls) -> ActivePlugin:
         near = Path(inspect.getsourcefile(cls) or ".")
-        source = own_plugin(near) if cls.plugin is None else plugin_source(cls.plugin, near=near)
+        plugin = plugin_of_project(near) if cls.plugin is None else named_plugin(cls.plugin, near=near)
         try:
-            return activate(source)
-        except PluginError as refused:  # for example hook mistakes that pluggy accepts silently
+            return activate(plugin)
+        except PluginError as refused:  # such as a misspelt hook
             raise PropertyViolation(str(refused)) from None
 
     @classmethod
     def _options(cls, plugin: ActivePlugin) -> Any:
         return plugin.default_options() if cls.options is None else cls.options
 
-    def _hooks(self, place: Place, folder: Path) -> LifecycleHooks:
+    def _hooks(self, place: Place, folder: Path) -> Hooks:
         plugin = self._loaded()
         hooks = plugin.hooks(place, self._options(plugin))
         if place is Place.SAMPLER:
@@ -123,7 +123,7 @@ class LifecycleSuite(Suite):
         """Run the hooks of two ranks, once; empty report if the plugin has no hooks there."""
         if "_report" not in vars(cls):
             plugin = cls._loaded()
-            needed = any(Place.RANK in LIFECYCLE_HOOKS[hook].places for hook in plugin.lifecycle)
+            needed = any(Place.RANK in PLACES[hook] for hook in plugin.lifecycle)
             options = cls._options(plugin)
             cls._report = run_ranks(plugin, options, limit_s=cls.limit_s) if needed else RankReport()
         return cls._report
@@ -136,32 +136,30 @@ def _run_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _sync_weights(hooks: LifecycleHooks, rollout: int, folder: Path) -> None:
+def _sync_weights(hooks: Hooks, rollout: int, folder: Path) -> None:
     """Call the hooks that a run's driver calls between start and end."""
     if rollout == 0:
         hooks.call("slime_run_start", run=run_info(folder))
     hooks.call("slime_after_weight_sync", version=rollout + 1)
 
 
-def _sample(hooks: LifecycleHooks, rollout: int, _: Path) -> None:
+def _sample(hooks: Hooks, rollout: int, _: Path) -> None:
     hooks.call("slime_before_rollout", rollout=rollout, groups=_groups(rollout))
     hooks.call("slime_after_rollout", rollout=rollout, samples=_finished(rollout))
 
 
-def _finish(hooks: LifecycleHooks, rollout: int, samples: list[Sample]) -> list[TrainSamples]:
+def _finish(hooks: Hooks, rollout: int, samples: list[Sample]) -> Sequence[Sample]:
     """Call the hooks that a run's sampler calls after a rollout and in an evaluation; return the trained samples."""
     hooks.call("slime_after_collect", rollout=rollout, groups=[samples[:2], samples[2:]], prompts=_NoPrompts())
-    ready: list[TrainSamples] = []
-    for answer in hooks.results("slime_before_shards", rollout=rollout, samples=samples):
-        if not isinstance(answer, TrainSamples):
-            raise PropertyViolation(f"slime_before_shards returned {answer!r:.80}; return TrainSamples, or None")
-        ready.append(answer)
+    replaced = hooks.call("slime_before_shards", rollout=rollout, samples=samples)
+    if not isinstance(replaced, TrainSamples | None):
+        raise PropertyViolation(f"slime_before_shards returned {replaced!r:.80}; return TrainSamples, or None")
     metrics = {"rollout/raw_reward": 0.5}
-    hooks.results("slime_log_rollout", rollout=rollout, samples=samples, metrics=metrics, seconds=1.0)
+    hooks.call("slime_log_rollout", rollout=rollout, samples=samples, metrics=metrics, seconds=1.0)
     rewards, truncated = [0.0] * len(samples), [False] * len(samples)
     sets = {"prompts": EvalSamples(samples, rewards, truncated)}
-    hooks.results("slime_log_evaluation", step=rollout, sets=sets, metrics={"eval/prompts": 0.0})
-    return ready
+    hooks.call("slime_log_evaluation", step=rollout, sets=sets, metrics={"eval/prompts": 0.0})
+    return samples if replaced is None else replaced.samples
 
 
 class _NoPrompts(DataSource):
@@ -217,7 +215,7 @@ def _name(sample: Sample) -> tuple[int | None, int | None]:
     return sample.group_index, sample.index
 
 
-def _require_none(hooks: LifecycleHooks) -> None:
+def _require_none(hooks: Hooks) -> None:
     """Check that no observer failed: a run only warns about it, but here it is an error."""
     warnings = hooks.failures.take().warnings
     require(not warnings, "\n".join(warnings))

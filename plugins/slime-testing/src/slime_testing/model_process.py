@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from slime_core import Kind, RunView
+from slime_core import RunView, boundary
 from slime_core.errors import PluginError
-from slime_core.harness import ActivePlugin, boundary
+from slime_core.harness import ActivePlugin, Kind
 from slime_core.harness.megatron import start_single_rank
 from slime_core.types import JsonValue
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slime_core import Kind
+from slime_core.harness import Kind
 from slime_testing.fork_server import ForkServer
 from slime_testing.subject import default_run
 from slime_testing.suite import ComponentSuite, require
@@ -36,12 +36,11 @@ class ModelSpecSuite(ComponentSuite):
     limit_s: ClassVar[float] = 300.0
     _findings: ClassVar[dict[str, str]]
 
-    def test_the_traits_name_an_architecture(self) -> None:
+    def test_an_architecture_is_declared(self) -> None:
         found = self.traits().architectures
         require(
             bool(found),
-            "the traits name no architecture, so no checkpoint would find this spec: "
-            "ModelSpecTraits(architectures={'Qwen3ForCausalLM'})",
+            "no checkpoint would find this spec; add it with architectures={'Qwen3ForCausalLM'}",
         )
 
     def test_the_model_is_built_and_loaded(self) -> None:

@@ -2,7 +2,7 @@
 
 slime_fake_engine     an inference server without a model
 slime_local_plugin    writes a plugin into a file for ``plugin = ...`` and ``--plugin``
-slime_discovery_off   hides all installed plugins but ``core``
+slime_discovery_off   hides all installed plugins except ``core``
 slime_hook_recorder   a plugin that records the calls of its hooks, in order
 """
 
@@ -44,7 +44,7 @@ def slime_local_plugin(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def slime_discovery_off() -> Iterator[None]:
-    """Hides entry points: only the core's plugins, files and modules can be named."""
+    """Hide installed plugins: only ``core``, files and modules can be named."""
     from slime_core.harness import only_core_installed
 
     with only_core_installed():

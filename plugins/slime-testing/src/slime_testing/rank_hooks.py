@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from slime_core import Place, TrainStep
 from slime_core.errors import SlimeError
-from slime_core.harness import RESTORE, STATE, ActivePlugin, LifecycleHooks, learner_info
+from slime_core.harness import RESTORE, STATE, ActivePlugin, Hooks, learner_info
 from slime_core.harness.megatron import small_shard
 from slime_core.modeling import ParallelLayout
 from slime_core.types import JsonValue
@@ -74,7 +74,7 @@ class ExampleSpec:
 class Rank:
     """Calls the hooks in the order of a run, synchronised with the other rank."""
 
-    def __init__(self, hooks: LifecycleHooks, store: Any, rank: int, *, folder: Path) -> None:
+    def __init__(self, hooks: Hooks, store: Any, rank: int, *, folder: Path) -> None:
         self._hooks = hooks
         self._folder = folder
         self._store = store
@@ -86,8 +86,8 @@ class Rank:
         model = torch.nn.Linear(4, 4)
         learner = replace(empty, model=(model,), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
         self._call("slime_learner_start", learner=empty)
-        self._collect_answers("slime_model_spec", spec=ExampleSpec())
-        self._collect_answers("slime_loss_parts", learner=learner)
+        self._call("slime_model_spec", spec=ExampleSpec())
+        self._call("slime_loss_parts", learner=learner)
         self._train(TrainStep(rollout=0, step=0, learner=learner))
         self._synchronised(STATE, self._save_states)
         self._train(TrainStep(rollout=1, step=0, learner=learner))
@@ -97,16 +97,13 @@ class Rank:
         for role in ("reference", "actor"):
             self._call("slime_before_log_probs", role=role, learner=step.learner)
         shard, steps = small_shard(step.rollout)
-        self._collect_answers("slime_before_training", shard=shard, steps=steps)
+        self._call("slime_before_training", shard=shard, steps=steps)
         self._call("slime_before_train_step", step=step)
         self._call("slime_after_train_step", step=replace(step, metrics=dict(METRICS)))
         self._call("slime_after_weight_write", folder=self._folder if self._rank == 0 else None, engine_urls=[])
 
     def _call(self, hook: str, **arguments: Any) -> None:
         self._synchronised(hook, lambda: self._hooks.call(hook, **arguments))
-
-    def _collect_answers(self, hook: str, **arguments: Any) -> None:
-        self._synchronised(hook, lambda: self._hooks.results(hook, **arguments))
 
     def _save_states(self) -> None:
         if self._rank == 0:

@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any
 
 from slime_core import hookimpl
-from slime_core.harness import LIFECYCLE_HOOKS, hook_parameters
+from slime_core.harness import PLACES, hook_parameters
 
 __all__ = ["HookRecorder"]
 
@@ -36,14 +36,14 @@ class HookRecorder:
 def _recording(name: str) -> Callable[..., None]:
     """Return a method with exactly the hook's parameters: pluggy reads them from the code and passes no others."""
     parameters = hook_parameters(name)
-    passed = ", ".join(f"{one!r}: {one}" for one in parameters)
+    passed = ", ".join(f"{name!r}: {name}" for name in parameters)
     code = f"def {name}(self, {', '.join(parameters)}):\n    self.calls.append(({name!r}, {{{passed}}}))\n"
     namespace: dict[str, Any] = {}
     exec(compile(code, __file__, "exec"), namespace)
-    made: FunctionType = namespace[name]
-    made.__doc__ = f"Writes down a call of {name}."
-    return hookimpl(made)
+    method: FunctionType = namespace[name]
+    method.__doc__ = f"Record a call of {name}."
+    return hookimpl(method)
 
 
-for _name in LIFECYCLE_HOOKS:
+for _name in PLACES:
     setattr(HookRecorder, _name, _recording(_name))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from slime_core import Kind
+from slime_core.harness import Kind
 from slime_core.types import JsonValue, Sample, Status
 from slime_testing.suite import ComponentSuite, NotTested, given, require
 from slime_testing.waiting import require_cancellable, run
@@ -59,12 +59,12 @@ class RewardModelSuite(ComponentSuite):
         wrong = [reward for reward in rewards if not _is_reward(reward)]
         require(not wrong, f"score() returned {wrong[:3]}; a finite number or a dict of them is wanted")
 
-    def test_every_reward_has_the_numbers_that_are_declared(self) -> None:
+    def test_every_reward_has_the_declared_numbers(self) -> None:
         declared = set(self.traits().numbers)
         wrong = [reward for reward in self._scored(self._samples()) if declared and _numbers(reward) != declared]
         require(
             not wrong,
-            f"score() returned {wrong[:3]}; RewardTraits.numbers says {', '.join(sorted(declared))} of every response",
+            f"score() returned {wrong[:3]}; the reward model is added with numbers={sorted(declared)}",
         )
 
     def test_the_examples_get_different_rewards(self) -> None:
@@ -98,7 +98,7 @@ class RewardModelSuite(ComponentSuite):
         require(together == alone, f"scored together the samples get {together}, one by one {alone}")
 
     def test_rows_are_checked(self) -> None:
-        check_row = getattr(type(self.make()), "check_row", None)
+        check_row = getattr(self.make(), "check_row", None)
         if check_row is None:
             return
         mistake = check_row(self.label, self.metadata)
@@ -107,7 +107,7 @@ class RewardModelSuite(ComponentSuite):
         require(not wrong, f"check_row() returned {wrong[:1]}; the text of a mistake or None is wanted")
 
     def test_a_perfect_response_gets_full_marks(self) -> None:
-        perfect_response = getattr(type(self.make()), "perfect_response", None)
+        perfect_response = getattr(self.make(), "perfect_response", None)
         if perfect_response is None:
             return
         response = perfect_response(self.label)

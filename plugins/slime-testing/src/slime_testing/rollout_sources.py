@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from slime_core import DataSource, Kind
+from slime_core import DataSource, boundary
 from slime_core.errors import PluginError
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.harness import boundary
+from slime_core.harness import Kind
 from slime_core.harness.engines import connect
 from slime_core.types import PromptGroup, Sample, Status
 from slime_testing.fake_engine import FakeEngine

@@ -1,8 +1,7 @@
 """``slime plugins new KIND NAME``: writes the package of a working plugin, with its tests, as a starting point.
 
-The files are templates in ``templates/``: those of ``common`` and those of the kind, at their places in the package,
-with ``package`` in place of its import name. ``recipe.toml`` of a kind contains the texts that the common files need.
-To add a kind, add a folder.
+The files are the templates in ``templates/common`` and ``templates/KIND``, at their places in the package, with
+``package`` instead of its import name. To add a kind, add a folder and an entry of :data:`RECIPES`.
 """
 
 from __future__ import annotations
@@ -15,26 +14,71 @@ import shlex
 import shutil
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from slime_core import __version__
 from slime_core.errors import PluginError
-from slime_core.harness import CORE, PluginSource, activate, core_sections, installed
+from slime_core.harness import CORE, activate, core_sections, installed_plugins
 
 __all__ = ["KINDS", "Scaffold", "main", "new_plugin"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 SUFFIX = ".tmpl"
 COMMON = "common"
-KINDS: tuple[str, ...] = tuple(sorted(path.parent.name for path in TEMPLATES.glob("*/recipe.toml")))
-"""Accepted kinds: kinds of components, the estimator per token, and ``lifecycle`` for hooks alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The texts of a kind for the common files.
+
+    Arguments:
+        summary: one line about the generated plugin, without a full stop.
+        partners: plugins that the example run names in addition.
+        before: a command before the example run.
+        flags: further flags of the example run.
+    """
+
+    summary: str
+    partners: tuple[str, ...] = ("grpo",)
+    before: str = ""
+    flags: str = ""
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "advantage-estimator": Recipe("Reward minus the median of the prompt group", partners=()),
+    "correction": Recipe("Leaves out tokens whose probabilities in trainer and engine differ too much"),
+    "data-source": Recipe("Sums as prompts, computed instead of read from a file"),
+    "generate-function": Recipe("One response to each prompt, repeated if it was truncated"),
+    "lifecycle": Recipe("A penalty for truncated responses that adapts to their share"),
+    "model-spec": Recipe(
+        "Qwen2 models for Megatron-core",
+        before="python -m $package.tiny tiny",
+        flags="--hf-checkpoint tiny/model --prompt-data tiny/prompts.jsonl --rollout-max-response-len 8 "
+        "--rm-type random",
+    ),
+    "multi-turn-generate-function": Recipe("A response of several turns, between which a tool adds up a sum"),
+    "policy-loss": Recipe("Importance-weighted policy gradient with a divergence penalty"),
+    "prompt-format": Recipe(
+        "Prompts from text tables, one row per line",
+        before="printf 'prompt,label\\n37+45,82\\n12+30,42\\n' > sums.$name",
+        flags="--prompt-data sums.$name",
+    ),
+    "reward-model": Recipe("1 for the right whole number, less for a number near it"),
+    "rollout-source": Recipe("Fewer samples for prompts whose responses are all the same"),
+    "sample-transform": Recipe("Subtracts a penalty from the reward of truncated responses"),
+    "token-advantage-estimator": Recipe(
+        "REINFORCE with the rollout's mean reward as baseline, discounted per token", partners=()
+    ),
+    "tracker": Recipe("Writes metrics as rows of a CSV file"),
+}
+
+KINDS: tuple[str, ...] = tuple(RECIPES)
+"""Accepted kinds: kinds of components, two variants of them, and ``lifecycle`` for hooks alone."""
 
 LONGEST_NAME = 30
 """Limit on a name, in characters; with it the lines of the generated files stay within 120."""
@@ -53,6 +97,11 @@ class Scaffold:
     name: str
 
     @property
+    def recipe(self) -> Recipe:
+        """The texts of its kind."""
+        return RECIPES[self.kind]
+
+    @property
     def distribution(self) -> str:
         """Name of the distribution and of its folder."""
         return f"slime-{self.name}"
@@ -63,21 +112,24 @@ class Scaffold:
         return self.distribution.replace("-", "_")
 
     @property
-    def partners(self) -> tuple[str, ...]:
-        """Plugins that its example run names in addition: an estimator, unless the package has one."""
-        return tuple(self._recipe()["partners"])
-
-    @property
     def commands(self) -> list[str]:
         """Commands that run the installed plugin."""
-        recipe = self._recipe()
-        named = " ".join(f"--plugin {name}" for name in (*self.partners, self.name))
-        flags = f" {recipe['flags']}" if "flags" in recipe else ""
-        return [*recipe.get("before", ()), f"slime run {named}{flags} --num-rollout 2"]
+        named = " ".join(f"--plugin {name}" for name in (*self.recipe.partners, self.name))
+        run = f"slime run {named} {self.recipe.flags} --num-rollout 2".replace("  ", " ")
+        commands = [self.recipe.before, run] if self.recipe.before else [run]
+        return [Template(command).substitute(name=self.name, package=self.package) for command in commands]
 
     def files(self) -> dict[Path, str]:
         """Return path in the package's folder -> text, for every file."""
-        words = self._words()
+        wheels = [self.distribution, *(f"slime-{name}" for name in self.recipe.partners), "slime-models"]
+        words = {
+            "name": self.name,
+            "distribution": self.distribution,
+            "package": self.package,
+            "bounds": _bounds(__version__),
+            "commands": "\n".join([f"pip install {' '.join(wheels)}", *self.commands]),
+            "summary": self.recipe.summary,
+        }
         return {
             Path(str(place).replace("package", self.package, 1).removesuffix(SUFFIX)): Template(text).substitute(words)
             for place, text in self._templates()
@@ -87,29 +139,6 @@ class Scaffold:
         for folder in (TEMPLATES / COMMON, TEMPLATES / self.kind):
             for path in sorted(folder.rglob(f"*{SUFFIX}")):
                 yield path.relative_to(folder), path.read_text(encoding="utf-8")
-
-    def _recipe(self) -> dict[str, Any]:
-        """Return the kind's texts for the common files, with this package's names."""
-        text = (TEMPLATES / self.kind / "recipe.toml").read_text(encoding="utf-8")
-        return tomllib.loads(Template(text).substitute(name=self.name, package=self.package))
-
-    def _words(self) -> dict[str, str]:
-        recipe = self._recipe()
-        plugins = (*self.partners, self.name)
-        wheels = [self.distribution, *(f"slime-{name}" for name in self.partners), "slime-models"]
-        return {
-            "name": self.name,
-            "distribution": self.distribution,
-            "package": self.package,
-            "cls": "".join(part.capitalize() for part in self.name.split("-")),
-            "bounds": _bounds(__version__),
-            "plugins": ", ".join(f'"{name}"' for name in plugins),
-            "commands": "\n".join([f"pip install {' '.join(wheels)}", *self.commands]),
-            "claims": recipe.get("claims", ""),
-            "settings": recipe.get("settings", ""),
-            "options": "\n".join(recipe["options"]),
-            **{key: recipe[key] for key in ("noun", "summary", "intro", "activation", "option")},
-        }
 
 
 def main(argv: Sequence[str]) -> int:
@@ -146,12 +175,12 @@ def new_plugin(kind: str, name: str, *, where: Path) -> int:
 # --- What the command accepts ---------------------------------------------------------------------------------------
 
 
-def _kind(given: str) -> str:
-    kind = given.replace("_", "-")
+def _kind(word: str) -> str:
+    kind = word.replace("_", "-")
     if kind not in KINDS:
         close = difflib.get_close_matches(kind, KINDS, n=1)
         meant = f" (did you mean {close[0]!r}?)" if close else ""
-        raise PluginError(f"slime plugins new {given}: no such kind{meant}. Kinds are: {', '.join(KINDS)}.")
+        raise PluginError(f"slime plugins new {word}: no such kind{meant}. Kinds are: {', '.join(KINDS)}.")
     return kind
 
 
@@ -169,11 +198,12 @@ def _name(name: str) -> str:
 
 
 def _refuse_taken(scaffold: Scaffold) -> None:
-    """Refuse a name that another plugin, a table of settings, or a component of the plugin's own run has."""
+    """Refuse a name that another plugin, a table of settings, or a component of the example run has."""
     name = scaffold.name
     if name in core_sections():
         raise PluginError(f"a plugin cannot be called {name!r}: [{name}] is a section of the core's settings.")
-    taken = [plugin for plugin in installed() if name == plugin.name or scaffold.distribution == plugin.distribution]
+    distribution = scaffold.distribution
+    taken = [plugin for plugin in installed_plugins() if name == plugin.name or distribution == plugin.distribution]
     if taken:
         raise PluginError(f"the name {name!r} is taken by {taken[0]}. Choose another.")
     owner = _component_owner(scaffold)
@@ -184,11 +214,11 @@ def _refuse_taken(scaffold: Scaffold) -> None:
 
 
 def _component_owner(scaffold: Scaffold) -> object | None:
-    """Return the plugin of the generated run that offers a component of this name; None: there is none."""
-    active = {CORE.name, *scaffold.partners}
-    for plugin in (plugin for plugin in installed() if plugin.name in active):
+    """Return the plugin of the example run that offers a component of this name; None if there is none."""
+    names = {CORE.name, *scaffold.recipe.partners}
+    for plugin in (plugin for plugin in installed_plugins() if plugin.name in names):
         with suppress(PluginError):  # slime plugins check reports broken plugins
-            if any(name == scaffold.name for _, name in activate(PluginSource(plugin)).offers):
+            if any(component.name == scaffold.name for component in activate(plugin).components):
                 return plugin
     return None
 
@@ -199,9 +229,7 @@ def _component_owner(scaffold: Scaffold) -> object | None:
 def _write(folder: Path, files: Mapping[Path, str]) -> None:
     """Create ``folder`` with these files, atomically."""
     if os.path.lexists(folder):
-        raise PluginError(
-            f"{folder} is there already, and nothing is overwritten. Choose another name, or another --dir."
-        )
+        raise PluginError(f"{folder} exists, and nothing is overwritten. Choose another name, or another --dir.")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".slime-new-") as parent:
@@ -224,7 +252,7 @@ def _next_commands(folder: Path, scaffold: Scaffold) -> str:
 def _install_and_test() -> str:
     """Return commands that install the package in this folder into this environment, and run its tests.
 
-    Without its dependencies, which are here: an installer would replace a torch for CPUs by the one for CUDA.
+    They leave out its dependencies, which are installed: an installer would replace torch for CPUs by torch for CUDA.
     """
     is_active = shutil.which("python") == str(Path(sys.prefix, "bin", "python"))
     python = "python" if is_active else shlex.quote(sys.executable)

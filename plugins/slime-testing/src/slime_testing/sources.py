@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from slime_core import Kind, PromptRequest, PromptScreen, RunView
+from slime_core import RunView
 from slime_core.errors import DataError
+from slime_core.harness import Kind
+from slime_core.provisional import PromptRequest, PromptScreen
 from slime_core.types import PromptGroup, Status
 from slime_testing.subject import default_run
 from slime_testing.suite import ComponentSuite, given, require
@@ -163,8 +165,8 @@ class DataSourceSuite(ComponentSuite):
     def _screen(self) -> Callable[[RunView, PromptScreen], object] | None:
         """Return the source's ``screen`` (``ScreenedDataSource``, optional), or None."""
         subject = self.subject()
-        own = getattr(subject.target, "screen", None)
-        return None if own is None else partial(own, subject.options)
+        screen = getattr(subject.active.load(self.kind, subject.component.name), "screen", None)
+        return None if screen is None else partial(screen, subject.options)
 
     @contextmanager
     def _source(self, of_a_prompt: int = 2) -> Iterator[Any]:

@@ -16,8 +16,9 @@ from typing import Any, ClassVar, TypeVar
 import hypothesis
 from hypothesis.strategies import SearchStrategy
 
-from slime_core import Kind, RunView
+from slime_core import RunView
 from slime_core.errors import PluginError
+from slime_core.harness import Kind, Plugin
 from slime_testing.subject import Subject, default_run, find
 
 __all__ = ["EXAMPLES", "ComponentSuite", "NotTested", "PropertyViolation", "given", "properties", "require"]
@@ -82,13 +83,13 @@ class ComponentSuite(Suite):
 
     Attributes:
         component: name of the component.
-        plugin: value of ``--plugin`` for its plugin; None: the only plugin that offers the component.
+        plugin: its plugin, as a word of ``--plugin``; None: the installed plugin that offers the component.
         options: the plugin's options; None: its defaults.
     """
 
     kind: ClassVar[Kind]
     component: ClassVar[str] = ""
-    plugin: ClassVar[str | None] = None
+    plugin: ClassVar[str | Plugin | None] = None
     options: ClassVar[Any] = None
     _subject: ClassVar[Subject]
 
@@ -99,20 +100,20 @@ class ComponentSuite(Suite):
         Raises:
             PluginError: the class names no component, or no plugin offers it.
         """
-        found = vars(cls).get("_subject")
-        if found is None:
-            found = cls._subject = _found(cls)
-        return found
+        if "_subject" not in vars(cls):
+            cls._subject = _find_subject(cls)
+        return cls._subject
 
     @classmethod
     def make(cls, run: RunView | None = None) -> Any:
-        """Create an object of the component, as a run does.
+        """Build the component as a run does.
 
         Arguments:
-            run: the run view for its constructor; None: a run with every setting at its default.
+            run: the view of the run; None: a run with every setting at its default.
         """
         subject = cls.subject()
-        return subject.target(subject.options, run or default_run(subject))
+        build = subject.active.build
+        return build(cls.kind, subject.component.name, options=subject.options, run=run or default_run(subject))
 
     @classmethod
     def traits(cls) -> Any:
@@ -120,7 +121,7 @@ class ComponentSuite(Suite):
         return cls.subject().component.traits
 
 
-def _found(suite: type[ComponentSuite]) -> Subject:
+def _find_subject(suite: type[ComponentSuite]) -> Subject:
     if not suite.component:
         raise PluginError(f"{suite.__name__} names no component; write: component = 'NAME'")
     near = Path(inspect.getsourcefile(suite) or ".")

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from hypothesis import strategies as st
 
-from slime_core import AdvantageSettings, Kind, ResponseTokens, TokenAdvantages
+from slime_core import AdvantageSettings, ResponseTokens, TokenAdvantages
+from slime_core.harness import Kind
 from slime_testing.packed import Packing, require_column, require_equal, require_unchanged, rows
 from slime_testing.suite import ComponentSuite, PropertyViolation, given, require
 
@@ -29,20 +30,21 @@ SETTINGS = (
     AdvantageSettings(kl_coef=0.1, gamma=0.95),
 )
 settings = st.sampled_from(SETTINGS)
+OF_DIVERGENCE = {"log_probs", "ref_log_probs"}
 TOKEN_COLUMNS = ("log_probs_U", "ref_log_probs_U", "rollout_log_probs_U", "values_U")
 
 
 class TokenAdvantageEstimatorSuite(ComponentSuite):
-    """For estimators whose traits say ``scope="token"``.
+    """For estimators that are added with ``scope="token"``.
 
-    As in a run, columns that the traits do not read are None, and the columns of ``kl`` also if ``kl_coef`` is 0.
+    As in a run, columns that are not in ``reads`` are None, and so are the columns of ``kl`` if ``kl_coef`` is 0.
     """
 
     kind: ClassVar[Kind] = Kind.ADVANTAGE_ESTIMATOR
 
-    def test_the_traits_say_scope_token(self) -> None:
+    def test_the_scope_is_token(self) -> None:
         scope = self.traits().scope
-        require(scope == "token", f"the traits say scope {scope!r}; test it with AdvantageEstimatorSuite")
+        require(scope == "token", f"its scope is {scope!r}; test it with AdvantageEstimatorSuite")
 
     @given(packing=rows(), settings=settings)
     def test_every_token_gets_one_finite_advantage(self, packing: Packing, settings: AdvantageSettings) -> None:
@@ -72,7 +74,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
             return
         batch = self._batch(packing, settings)
         returns_U = self._estimated(batch).returns_U
-        require(returns_U is not None, "the traits read values, so a critic is trained, and returns_U is None")
+        require(returns_U is not None, "it reads values, so a critic is trained, and returns_U is None")
         require_column("returns_U", returns_U, batch.mask_U)
         finite = bool(returns_U is not None and returns_U.isfinite().all())
         require(finite, f"a return is NaN or infinite: {returns_U}")
@@ -154,10 +156,11 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         return advantages_U.where(batch.mask_U != 0, 0.0)
 
     def _batch(self, packing: Packing, settings: AdvantageSettings) -> ResponseTokens:
-        traits = self.traits()
-        reads = traits.columns(kl_coef=settings.kl_coef)
-        if "kl" not in traits.reads:  # a run would refuse the coefficient
+        reads = set(self.traits().reads)
+        if "kl" not in reads:  # a run would refuse the coefficient
             settings = replace(settings, kl_coef=0.0)
+        if settings.kl_coef:
+            reads |= OF_DIVERGENCE
         lengths_B = torch.tensor(packing.lengths)
         values = {
             name: packing.uniform(number, low=-2.0, high=-0.1)

@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Literal
 
 from hypothesis import strategies as st
 
-from slime_core import Kind, RunView, SampleRecord, SampleTracker
+from slime_core import RunView, SampleRecord, boundary
 from slime_core.errors import PluginError, RunError
-from slime_core.harness import boundary
+from slime_core.harness import Kind
+from slime_core.provisional import SampleTracker
 from slime_testing.suite import ComponentSuite, PropertyViolation, given, require
 
 __all__ = ["TrackerSuite"]

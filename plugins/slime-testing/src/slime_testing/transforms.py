@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from slime_core import Kind, Transformed
+from slime_core import Transformed
+from slime_core.harness import Kind
 from slime_core.types import PromptGroup, Sample, Status
 from slime_testing.suite import ComponentSuite, given, require
 

@@ -5,40 +5,29 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
-import re
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from slime_core.errors import PluginError
-from slime_core.harness import CORE, PluginIdentity, check_bounds, editable_source
+from slime_core.harness import CORE, Plugin
 from slime_testing.verdicts import Verdict, fails, ok, skipped, warns
 
-__all__ = ["look_at_distribution"]
+__all__ = ["check_distribution"]
 
 UPPER = frozenset({"<", "<=", "==", "===", "~="})
 """Operators of version constraints that exclude later versions."""
 
-CORE_NAMED = re.compile(r"\s*slime[-_.]+rl(?![-\w.])", re.IGNORECASE)
-"""The start of a requirement of the core."""
-
 LISTED = 5
 """Number of files that a message names; the others are counted."""
 
-PRESENT = {
-    "Summary": "project.description",
-    "License-Expression": "project.license",
-}
-"""Metadata field -> key in pyproject.toml that sets it."""
 
-OLDER = {"License-Expression": "License"}
-
-
-def look_at_distribution(plugin: PluginIdentity, installed: Sequence[PluginIdentity]) -> Iterator[Verdict]:
+def check_distribution(plugin: Plugin, installed: Sequence[Plugin]) -> Iterator[Verdict]:
     """Check name, metadata and files of an installed plugin.
 
     Arguments:
@@ -46,80 +35,73 @@ def look_at_distribution(plugin: PluginIdentity, installed: Sequence[PluginIdent
     """
     yield _name(plugin, installed)
     try:
-        found = metadata.distribution(plugin.distribution)
+        distribution = metadata.distribution(plugin.distribution)
     except metadata.PackageNotFoundError:
         yield warns("metadata", f"{plugin.distribution} runs from a folder and is not installed")
         return
-    yield _metadata(found)
+    yield _metadata(distribution)
     if plugin.distribution != CORE.distribution:
-        yield _bounds(plugin, found)
-    yield _files(found)
+        yield _bounds(distribution)
+    yield _files(distribution)
 
 
-def _bounds(plugin: PluginIdentity, found: metadata.Distribution) -> Verdict:
-    try:
-        check_bounds(plugin, {CORE.distribution: CORE.version})
-    except PluginError as mistake:
-        return fails("bounds", str(mistake))
-    loose = _loose_bound(plugin, [Requirement(line) for line in found.requires or () if CORE_NAMED.match(line)])
-    return ok("bounds") if loose is None else warns("bounds", loose)
-
-
-def _loose_bound(plugin: PluginIdentity, wanted: Sequence[Requirement]) -> str | None:
-    """Return a message if the plugin has no constraint or no upper bound on the core's version; runs accept it."""
-    who = f"{plugin.distribution} {plugin.version}"
-    major, minor, *_ = CORE.version.split(".")
-    advice = f"Its author should require '{CORE.distribution}>={major}.{minor},<{major}.{int(minor) + 1}'."
-    applying = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-    if not applying:
-        return f"{who} does not say which versions of {CORE.distribution} it works with.\n{advice}"
-    if not any(one.operator in UPPER for each in applying for one in each.specifier):
-        return f"{who} requires {wanted[0]}, which has no upper bound.\n{advice}"
-    return None
-
-
-def _name(plugin: PluginIdentity, installed: Sequence[PluginIdentity]) -> Verdict:
-    same = [str(one) for one in installed if one.name == plugin.name]
+def _name(plugin: Plugin, installed: Sequence[Plugin]) -> Verdict:
+    same = [str(other) for other in installed if other.name == plugin.name]
     if len(same) > 1:
-        step = f"a run writes {plugin.distribution}:{plugin.name}, or one is uninstalled"
-        return fails("name", f"claimed {len(same)} times: by {' and by '.join(same)}; {step}")
+        return fails("name", f"{' and '.join(same)} have one name; uninstall or rename one")
     return ok("name")
 
 
-def _metadata(found: metadata.Distribution) -> Verdict:
-    mistakes = list(_missing(found))
+def _metadata(distribution: metadata.Distribution) -> Verdict:
     try:
-        Version(found.version)
+        Version(distribution.version)
     except InvalidVersion as mistake:
         return fails("metadata", f"{mistake}; a version is written like 1.2.0 (PEP 440)")
-    return warns("metadata", "; ".join(mistakes)) if mistakes else ok("metadata")
+    about = distribution.metadata
+    fields = {key for key in about if about[key].strip()}
+    missing = [] if "Summary" in fields else ["project.description"]
+    missing += [] if fields & {"License-Expression", "License"} else ["project.license"]
+    return warns("metadata", f"pyproject.toml lacks {' and '.join(missing)}") if missing else ok("metadata")
 
 
-def _missing(found: metadata.Distribution) -> Iterator[str]:
-    for field, written in PRESENT.items():
-        names = (field, OLDER.get(field, field))
-        if not any(name in found.metadata and found.metadata[name].strip() for name in names):
-            yield f"no {field}; pyproject.toml writes it with {written}"
-
-
-def _files(found: metadata.Distribution) -> Verdict:
-    source = editable_source(found.metadata["Name"])
-    if source is not None:
-        return skipped("files", f"an editable install of {source}: its files are meant to change")
+def _bounds(distribution: metadata.Distribution) -> Verdict:
+    """Check that the distribution requires versions of the core that include this one and end at the next minor one."""
     try:
-        files = list(_recorded(found))
+        requirements = list(map(Requirement, distribution.requires or ()))
+    except InvalidRequirement as mistake:
+        return fails("bounds", f"its requirements cannot be read: {mistake}")
+    applying = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
+    core = [each for each in applying if canonicalize_name(each.name) == CORE.distribution]
+    if excluding := [each for each in core if not each.specifier.contains(CORE.version, prereleases=True)]:
+        return fails("bounds", f"it requires {excluding[0]}, and {CORE.distribution} {CORE.version} is installed")
+    if not any(specifier.operator in UPPER for each in core for specifier in each.specifier):
+        major, minor, *_ = CORE.version.split(".")
+        advice = f"{CORE.distribution}>={major}.{minor},<{major}.{int(minor) + 1}"
+        return warns("bounds", f"it requires no version of {CORE.distribution} below the next one; write {advice}")
+    return ok("bounds")
+
+
+def _files(distribution: metadata.Distribution) -> Verdict:
+    advice = f"reinstall {distribution.name}"
+    if _is_editable(distribution):
+        return skipped("files", "an editable install: its files are meant to change")
+    try:
+        files = list(_recorded(distribution))
     except (ValueError, csv.Error) as problem:  # wrong encoding or columns
-        return fails("files", f"its RECORD cannot be read ({problem}); reinstall {found.metadata['Name']}")
-    if not files:
-        return warns("files", "no RECORD of what was installed, so changes cannot be seen")
+        return fails("files", f"its RECORD cannot be read ({problem}); {advice}")
     hashed = [file for file in files if file.digest]
-    wrong = [f"{file.name} {mistake}" for file in hashed if (mistake := file.mistake)]
-    if wrong:
-        more = f", and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
-        return fails("files", f"{'; '.join(wrong[:LISTED])}{more}; reinstall {found.metadata['Name']}")
+    mistakes = [f"{file.name} {mistake}" for file in hashed if (mistake := file.mistake)]
+    if mistakes:
+        more = f", and {len(mistakes) - LISTED} more" if len(mistakes) > LISTED else ""
+        return fails("files", f"{'; '.join(mistakes[:LISTED])}{more}; {advice}")
     if not hashed:
-        return warns("files", "its RECORD holds no hashes, so changes cannot be seen")
+        return warns("files", "no RECORD with hashes of what was installed, so changes cannot be seen")
     return ok("files", f"{len(hashed)} as they were installed")
+
+
+def _is_editable(distribution: metadata.Distribution) -> bool:
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    return bool(origin.get("dir_info", {}).get("editable"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,25 +115,25 @@ class _Recorded:
 
     @property
     def mistake(self) -> str | None:
-        """Description of what is wrong with the file; None: it is unchanged."""
+        """Description of what is wrong with the file; None if it is unchanged."""
         if not self.path.is_file():
             return "is missing"
         try:
-            found = hashlib.new(self.algorithm, self.path.read_bytes()).digest()
+            content = hashlib.new(self.algorithm, self.path.read_bytes()).digest()
         except (ValueError, TypeError):  # an unknown hash, or one without a fixed length
             return f"has a hash of the unknown kind {self.algorithm}"
         except OSError as problem:
             return f"cannot be read ({problem.strerror})"
-        digest = base64.urlsafe_b64encode(found).rstrip(b"=").decode()
+        digest = base64.urlsafe_b64encode(content).rstrip(b"=").decode()
         return None if digest == self.digest else "is not what was installed"
 
 
-def _recorded(found: metadata.Distribution) -> Iterator[_Recorded]:
+def _recorded(distribution: metadata.Distribution) -> Iterator[_Recorded]:
     """Yield the rows of RECORD; unlike ``Distribution.files``, including missing files.
 
     Raises:
         ValueError, csv.Error: RECORD cannot be read.
     """
-    for name, kind, _ in csv.reader((found.read_text("RECORD") or "").splitlines()):
+    for name, kind, _ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
         algorithm, _, digest = kind.partition("=")
-        yield _Recorded(name, Path(str(found.locate_file(name))), algorithm, digest)
+        yield _Recorded(name, Path(str(distribution.locate_file(name))), algorithm, digest)

@@ -2,6 +2,7 @@
 
 weights_and_biases    plugin ``wandb``
 mlflow                plugin ``mlflow``
-prometheus            plugin ``prometheus``
+prometheus            plugin ``prometheus``; its tracker is in prometheus_server
+options               settings of the three
 tracked_run           the service's id of a run, stored in the run folder, and a check for missing client libraries
 """

@@ -11,41 +11,26 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from slime_core import Component, PluginOptions, RunView, hookimpl
+from slime_core import Registration, RunView, hookimpl
 from slime_trackers.tracked_run import TrackedRun, not_installed
 
-__all__ = ["MLflow", "MlflowOptions"]
+if TYPE_CHECKING:
+    from slime_trackers.options import MlflowOptions
+
+__all__ = ["MLflow"]
 
 PARAMS_A_REQUEST = 100
 LONGEST_PARAM = 6000
 """Limits of a tracking server (MLflow 3, ``mlflow/utils/validation.py``); of metrics it takes 1,000 per request."""
 
 
-class MlflowOptions(PluginOptions):
-    """Server and experiment. User and password come from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
-
-    tracking_uri: str | None = None
-    """Address of the tracking server, such as http://127.0.0.1:5000, or sqlite:///FILE. None: MLFLOW_TRACKING_URI."""
-    experiment: str = "slime"
-    """Experiment of the run; it is created if the server has none of this name."""
-
-    @property
-    def uri(self) -> str:
-        """Address of the server; empty: none is set."""
-        return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
-
-
 @hookimpl
-def slime_options() -> type[MlflowOptions]:
-    return MlflowOptions
-
-
-@hookimpl
-def slime_register_trackers() -> Iterator[Component]:
-    yield Component("mlflow", target=f"{__name__}:MLflow", summary="Settings and metrics to an MLflow server")
+def slime_register(add: Registration) -> None:
+    add.options("slime_trackers.options:MlflowOptions")
+    add.tracker("mlflow", MLflow)
 
 
 @hookimpl
@@ -54,7 +39,7 @@ def slime_check(options: MlflowOptions) -> Iterator[str]:
         yield missing
     if not options.uri:
         yield (
-            "--plugin mlflow needs the address of a tracking server: give --mlflow.tracking-uri, such as "
+            "plugin mlflow needs the address of a tracking server: give --mlflow.tracking-uri, such as "
             "http://127.0.0.1:5000 for a server started with mlflow server, or set MLFLOW_TRACKING_URI."
         )
     elif urlsplit(options.tracking_uri or "").password is not None:
@@ -65,9 +50,9 @@ def slime_check(options: MlflowOptions) -> Iterator[str]:
 
 
 class MLflow:
-    """Logs the settings once and the metrics of each step; a resumed run continues its run on the server."""
+    """Settings and metrics to an MLflow server; a resumed run continues its run there."""
 
-    def __init__(self, options: MlflowOptions, run: RunView) -> None:
+    def __init__(self, options: MlflowOptions) -> None:
         self._options = options
         self._client: Any = None
         self._run_id = ""
@@ -104,8 +89,8 @@ class MLflow:
         from mlflow.entities import Param
 
         name = self._options.experiment
-        found = self._client.get_experiment_by_name(name)
-        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        existing = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if existing is None else existing.experiment_id
         run_id = str(self._client.create_run(experiment, run_name=run.folder and run.folder.name).info.run_id)
         params = [Param(allowed(key), _text(value)) for key, value in run.settings.items()]
         for start in range(0, len(params), PARAMS_A_REQUEST):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from importlib import metadata
 from pathlib import Path
 
 __all__ = ["TrackedRun", "not_installed"]
@@ -30,10 +29,10 @@ class TrackedRun:
         if self._path is None or not self._path.exists():
             return None
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))["run_id"]
+            run_id = json.loads(self._path.read_text(encoding="utf-8"))["run_id"]
         except (ValueError, LookupError, TypeError) as problem:
             raise ValueError(f"{self._path} does not hold a run_id; delete it to start a new run there") from problem
-        return str(found)
+        return str(run_id)
 
     def write(self, run_id: str) -> None:
         """Store ``run_id``; the file is replaced atomically."""
@@ -47,11 +46,11 @@ class TrackedRun:
 
 def not_installed(plugin: str, library: str) -> str | None:
     """Return a message if the client library of ``plugin`` is missing, else None."""
+    from importlib import metadata
+
     # Reads metadata instead of importing: a folder ./wandb of W&B can be imported as a namespace package.
     try:
         metadata.version(library)
     except metadata.PackageNotFoundError:
-        return (
-            f"--plugin {plugin} needs the package {library}, which is not installed. Install it: pip install {library}"
-        )
+        return f"plugin {plugin} needs the package {library}, which is not installed. Install it: pip install {library}"
     return None

@@ -9,55 +9,22 @@ from __future__ import annotations
 import netrc
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from slime_core import Component, Flag, PluginOptions, RunView, hookimpl
+from slime_core import Registration, RunView, hookimpl
 from slime_trackers.tracked_run import TrackedRun, not_installed
 
-__all__ = ["WandbOptions", "WeightsAndBiases"]
+if TYPE_CHECKING:
+    from slime_trackers.options import WandbOptions
 
-CLOUD = "https://api.wandb.ai"
-
-
-class WandbOptions(PluginOptions):
-    """Project and server at Weights & Biases. The API key comes from WANDB_API_KEY or from ``wandb login``."""
-
-    use_wandb: Annotated[bool, Flag("--use-wandb")] = True
-    """Track the run with Weights & Biases. --plugin wandb sets it, and the flag activates the plugin."""
-    mode: Annotated[Literal["online", "offline", "disabled"] | None, Flag("--wandb-mode")] = None
-    """online: upload during the run. offline: write a folder for wandb sync. None: WANDB_MODE, else online."""
-    project: Annotated[str | None, Flag("--wandb-project", value="NAME")] = None
-    """Project of the run. None: WANDB_PROJECT, else slime."""
-    team: Annotated[str | None, Flag("--wandb-team", value="NAME")] = None
-    """Team or user (W&B's entity). None: WANDB_ENTITY, else the key's default."""
-    group: Annotated[str | None, Flag("--wandb-group", value="NAME")] = None
-    """Group of runs, such as the seeds of one experiment."""
-    host: Annotated[str | None, Flag("--wandb-host", value="URL")] = None
-    """Address of a self-hosted W&B server. None: WANDB_BASE_URL, else https://api.wandb.ai."""
-    dir: Annotated[Path | None, Flag("--wandb-dir", value="DIR")] = None
-    """Folder for W&B's files. None: the run folder."""
-
-    @property
-    def effective_mode(self) -> str:
-        """The mode: the setting, else W&B's environment variable, else online."""
-        return self.mode or os.environ.get("WANDB_MODE") or "online"
-
-    @property
-    def address(self) -> str:
-        """Address of the server."""
-        return self.host or os.environ.get("WANDB_BASE_URL") or CLOUD
+__all__ = ["WeightsAndBiases"]
 
 
 @hookimpl
-def slime_options() -> type[WandbOptions]:
-    return WandbOptions
-
-
-@hookimpl
-def slime_register_trackers() -> Iterator[Component]:
-    yield Component("wandb", target=f"{__name__}:WeightsAndBiases", summary="Metrics to Weights & Biases")
+def slime_register(add: Registration) -> None:
+    add.options("slime_trackers.options:WandbOptions")
+    add.tracker("wandb", WeightsAndBiases)
 
 
 @hookimpl
@@ -69,7 +36,7 @@ def slime_check(options: WandbOptions) -> Iterator[str]:
     # Without a key, W&B would ask on the terminal for one when the run starts.
     if options.effective_mode == "online" and not _has_key(options.address):
         yield (
-            f"--plugin wandb uploads to {options.address}, but there is no API key: set WANDB_API_KEY, or log in with "
+            f"plugin wandb uploads to {options.address}, but there is no API key: set WANDB_API_KEY, or log in with "
             f"wandb login --host {options.address}. Without a network, give --wandb-mode offline."
         )
 
@@ -84,9 +51,9 @@ def _has_key(address: str) -> bool:
 
 
 class WeightsAndBiases:
-    """Logs rows of metrics; a resumed run continues its run at W&B."""
+    """Metrics to Weights & Biases; a resumed run continues its run there."""
 
-    def __init__(self, options: WandbOptions, run: RunView) -> None:
+    def __init__(self, options: WandbOptions) -> None:
         self._options = options
         self._run: Any = None
 

@@ -1,7 +1,5 @@
-"""The trackers with the real clients: W&B offline, and a real MLflow server. ``make trackers`` runs this.
-
-What ``test_services.py`` stands in for is held to the real clients here: the same two steps and late evaluation.
-"""
+"""The trackers with the real clients, which the stand-ins of ``conftest.py`` are held to: W&B offline, and a real
+MLflow server. ``make trackers`` runs this."""
 
 from __future__ import annotations
 
@@ -12,29 +10,19 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slime_core import RunView
-from slime_trackers.mlflow import MLflow, MlflowOptions
-from slime_trackers.weights_and_biases import WandbOptions, WeightsAndBiases
+from slime_trackers.mlflow import MLflow
+from slime_trackers.options import MlflowOptions, WandbOptions
+from slime_trackers.weights_and_biases import WeightsAndBiases
 
 START_S = 600
-
-
-def view(folder: Path) -> RunView:
-    return RunView(folder=folder, settings={"lr": 1e-6, "corrections": ["tis"], "rm_type": "math"})
-
-
-def track(tracker: Any, folder: Path, error: BaseException | None = None) -> None:
-    tracker.start(view(folder))
-    tracker.log(0, {"train/loss": 0.5})
-    tracker.log(1, {"train/loss": 0.25, "train/ratio": float("nan")})
-    tracker.log(0, {"eval/sums/digits=1": 0.75})
-    tracker.close(error)
+Track = Callable[..., None]
 
 
 def records(path: Path) -> Iterator[Any]:
@@ -56,31 +44,28 @@ def records(path: Path) -> Iterator[Any]:
             record = b""
 
 
-def test_wandb_offline_holds_settings_and_rows(tmp_path: Path) -> None:
-    track(WeightsAndBiases(WandbOptions(mode="offline", project="sums"), view(tmp_path)), tmp_path)
+def test_wandb_offline_holds_settings_and_rows(track: Track, tmp_path: Path) -> None:
+    track(WeightsAndBiases(WandbOptions(mode="offline", project="sums")), **{"train/ratio": float("nan")})
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    found = list(records(path))
-    (run,) = [one.run for one in found if one.HasField("run")]
-    settings = {one.key: json.loads(one.value_json) for one in run.config.update}
+    stored = list(records(path))
+    (run,) = [record.run for record in stored if record.HasField("run")]
+    settings = {entry.key: json.loads(entry.value_json) for entry in run.config.update}
     assert (run.project, run.display_name) == ("sums", tmp_path.name)
-    assert settings.items() >= dict(view(tmp_path).settings).items()
-    rows = [
-        {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in one.history.item}
-        for one in found
-        if one.HasField("history")
-    ]
+    assert settings.items() >= {"lr": 1e-6, "corrections": ["tis"], "rm_type": "math"}.items()
+    history = [record.history.item for record in stored if record.HasField("history")]
+    rows = [{(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in row} for row in history]
     ours = [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]
     assert ours[0] == {"train/loss": 0.5, "step": 0}
     assert (ours[1]["train/loss"], ours[1]["step"]) == (0.25, 1)
     assert ours[2] == {"eval/sums/digits=1": 0.75, "step": 0}
-    assert any(one.metric.glob_name == "*" and one.metric.step_metric == "step" for one in found)
+    assert any(record.metric.glob_name == "*" and record.metric.step_metric == "step" for record in stored)
 
 
-def test_a_resumed_run_has_the_same_id_at_wandb(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_id_at_wandb(track: Track, tmp_path: Path) -> None:
     for error in (None, RuntimeError("an engine died")):
-        track(WeightsAndBiases(WandbOptions(mode="offline"), view(tmp_path)), tmp_path, error)
+        track(WeightsAndBiases(WandbOptions(mode="offline")), error)
     paths = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-    ends = [one.exit.exit_code for path in paths for one in records(path) if one.HasField("exit")]
+    ends = [record.exit.exit_code for path in paths for record in records(path) if record.HasField("exit")]
     assert len({path.stem for path in paths}) == 1
     assert sorted(ends) == [0, 1]
 
@@ -92,23 +77,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = ["--host", "127.0.0.1", "--port", str(port), "--backend-store-uri", f"sqlite:///{folder}/runs.db"]
-    own = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    log = (folder / "log").open("w")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "server", "--workers", "1", *words],
-        stdout=log,
-        stderr=log,
-        env=own,
-        cwd=folder,
-    )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait(f"{url}/health", process, folder / "log")
-        yield url
-    finally:
-        process.terminate()
-        process.wait(60)
-        log.close()
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", *words]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait(f"{url}/health", process, folder / "log")
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -122,38 +101,37 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     pytest.fail(f"the server did not start: {log.read_text()[-2000:]}")
 
 
-def test_mlflow_holds_settings_metrics_and_the_end(server: str, tmp_path: Path) -> None:
+def runs_of(server: str, experiment: str) -> Any:
     from mlflow import MlflowClient
 
-    options = MlflowOptions(tracking_uri=server, experiment="sums")
-    track(MLflow(options, view(tmp_path)), tmp_path)
-    client = MlflowClient(server)
-    experiment = client.get_experiment_by_name("sums")
-    assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id])
+    stored = MlflowClient(server).get_experiment_by_name(experiment)
+    assert stored is not None
+    return MlflowClient(server).search_runs([stored.experiment_id])
+
+
+def test_mlflow_holds_settings_metrics_and_the_end(track: Track, server: str, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    options, history = MlflowOptions(tracking_uri=server, experiment="sums"), MlflowClient(server).get_metric_history
+    track(MLflow(options), **{"train/ratio": float("nan")})
+    (run,) = runs_of(server, "sums")
     assert (run.info.run_name, run.info.status) == (tmp_path.name, "FINISHED")
     assert run.data.params == {"lr": "1e-06", "corrections": '["tis"]', "rm_type": "math"}
-    losses = client.get_metric_history(run.info.run_id, "train/loss")
-    assert sorted((one.step, one.value) for one in losses) == [(0, 0.5), (1, 0.25)]
-    (late,) = client.get_metric_history(run.info.run_id, "eval/sums/digits_1")
+    losses = history(run.info.run_id, "train/loss")
+    assert sorted((loss.step, loss.value) for loss in losses) == [(0, 0.5), (1, 0.25)]
+    (late,) = history(run.info.run_id, "eval/sums/digits_1")
     assert (late.step, late.value) == (0, 0.75)
 
-    track(MLflow(options, view(tmp_path)), tmp_path, RuntimeError("an engine died"))
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert (run.info.status, len(client.get_metric_history(run.info.run_id, "train/loss"))) == ("FAILED", 4)
+    track(MLflow(options), RuntimeError("an engine died"))
+    (run,) = runs_of(server, "sums")
+    assert (run.info.status, len(history(run.info.run_id, "train/loss"))) == ("FAILED", 4)
 
 
 def test_mlflow_takes_hundreds_of_settings_and_long_ones(server: str, tmp_path: Path) -> None:
-    from mlflow import MlflowClient
-
-    many = RunView(folder=tmp_path, settings={f"setting_{number}": "x" * 7000 for number in range(250)})
-    tracker = MLflow(MlflowOptions(tracking_uri=server, experiment="many"), many)
-    tracker.start(many)
+    tracker = MLflow(MlflowOptions(tracking_uri=server, experiment="many"))
+    tracker.start(RunView(folder=tmp_path, settings={f"setting_{number}": "x" * 7000 for number in range(250)}))
     tracker.close(None)
-    client = MlflowClient(server)
-    experiment = client.get_experiment_by_name("many")
-    assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id])
+    (run,) = runs_of(server, "many")
     assert len(run.data.params) == 250
 
 
@@ -161,7 +139,7 @@ def test_a_server_that_is_down_is_given_up_in_a_minute_or_two(tmp_path: Path) ->
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     started = time.monotonic()
-    tracker = MLflow(MlflowOptions(tracking_uri=f"http://127.0.0.1:{port}"), view(tmp_path))
+    tracker = MLflow(MlflowOptions(tracking_uri=f"http://127.0.0.1:{port}"))
     with pytest.raises(Exception, match="Max retries exceeded"):
-        tracker.start(view(tmp_path))
+        tracker.start(RunView(folder=tmp_path))
     assert time.monotonic() - started < 120

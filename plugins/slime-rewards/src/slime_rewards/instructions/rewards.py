@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from slime_core import RunView
 from slime_core.errors import DataError
 from slime_core.types import JsonValue, Sample
 from slime_rewards.instructions.following import instructions_of, read_instructions, variants
@@ -29,9 +28,10 @@ def measured(sample: Sample) -> dict[str, float]:
         DataError: see :func:`~slime_rewards.instructions.following.instructions_of`.
     """
     instructions, texts = instructions_of(sample), variants(sample.response)
-    strict = [one.holds(texts[0]) for one in instructions]
+    strict = [instruction.holds(texts[0]) for instruction in instructions]
     loose = [
-        is_held or any(one.holds(text) for text in texts[1:]) for one, is_held in zip(instructions, strict, strict=True)
+        is_held or any(map(instruction.holds, texts[1:]))
+        for instruction, is_held in zip(instructions, strict, strict=True)
     ]
     return {
         "strict": float(all(strict)),
@@ -42,7 +42,7 @@ def measured(sample: Sample) -> dict[str, float]:
 
 
 def wrong_instructions(label: JsonValue, metadata: Mapping[str, JsonValue]) -> str | None:
-    """Return what is wrong with the instructions of a row; None: nothing is."""
+    """Return the mistake in the instructions of a row; None if there is none."""
     del label
     try:
         read_instructions(metadata, "the row")
@@ -52,12 +52,12 @@ def wrong_instructions(label: JsonValue, metadata: Mapping[str, JsonValue]) -> s
 
 
 class Instructions:
-    """Four named numbers per sample, see :func:`measured`; ``--reward-key`` selects the one that is trained."""
+    """``strict`` and ``loose`` as ifeval and ifbench, ``strict_share`` and ``loose_share``; needs ``--reward-key``.
+
+    See :func:`measured`.
+    """
 
     check_row = staticmethod(wrong_instructions)
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
         """Return four named numbers per sample, in order."""
@@ -65,12 +65,9 @@ class Instructions:
 
 
 class IfEval:
-    """1.0 if the response follows every instruction as written, else 0.0."""
+    """1.0 if the response follows every instruction of its row as written, else 0.0 (IFEval, 2311.07911)."""
 
     check_row = staticmethod(wrong_instructions)
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """Return one reward per sample, in order."""
@@ -78,12 +75,12 @@ class IfEval:
 
 
 class IfBench:
-    """1.0 if the response follows every instruction, ignoring asterisks and outer lines, else 0.0."""
+    """As ``ifeval``, ignoring asterisks and outer lines (IFBench, 2507.02833).
+
+    Both reward models accept the instructions of both benchmarks.
+    """
 
     check_row = staticmethod(wrong_instructions)
-
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """Return one reward per sample, in order."""
