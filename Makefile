@@ -33,8 +33,8 @@ demo: setup ## train a tiny model with GRPO on this machine's CPU
 # Files that train on ranks; a pytest of their own, because Megatron takes over the process that loads it. The longest
 # come first.
 RANK_TESTS := $(wildcard $(patsubst %,tests/%.py,e2e/test_one_sample engines/test_layouts e2e/test_bad_input e2e/test_train_only \
-    $(addprefix engines/test_,critic function_paths learner harness inputs families roles saves shared_prompts processes \
-    convert freezing routing gloo log_probs megatron_flags model llama schedules)))
+    $(addprefix engines/test_,function_paths learner harness inputs families roles saves shared_prompts \
+    convert routing gathering log_probs megatron_flags model)))
 # Tests that start no process, most of them; the others leave by themselves (tests/in_process.py).
 QUICK_TESTS := tests/unit tests/contracts $(wildcard plugins/*/tests)
 MARKED := not long

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -24,10 +23,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same examples in every run, and no clock: what a busy machine holds up is no finding.
 settings.register_profile("slime", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slime")
-
-# Runs of tests record the code that they name in a state folder of their own, not in the user's.
-_STATE = tempfile.TemporaryDirectory(prefix="slime-tests-state-")
-os.environ["XDG_STATE_HOME"] = _STATE.name
 
 
 ON_ONE_ENGINE = {

@@ -145,14 +145,10 @@ def _shown(words: list[str] | None) -> str:
 
 
 def _value(chance: random.Random) -> Any:
-    found = chance.choice(VALUES)
-    return (
-        [found] * chance.choice((1, 2, 40))
-        if chance.random() < 0.1
-        else {"a": found}
-        if chance.random() < 0.1
-        else found
-    )
+    value = chance.choice(VALUES)
+    if chance.random() < 0.1:
+        return [value] * chance.choice((1, 2, 40))
+    return {"a": value} if chance.random() < 0.1 else value
 
 
 def _bent(value: Any, chance: random.Random) -> Any:

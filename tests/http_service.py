@@ -57,8 +57,7 @@ class HttpService:
             def log_message(self, format: str, *arguments: Any) -> None:
                 """Log nothing."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -70,6 +69,12 @@ class HttpService:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    """With the default of 5, further concurrent connections wait a second for TCP's retransmission."""
 
 
 def embedding(*numbers: float) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def build(shape: dict[str, Any]) -> Any:
     config = Qwen3Config(
         **shape, tie_word_embeddings=False, max_position_embeddings=4096, architectures=["Qwen3ForCausalLM"]
     )
-    (chunk,) = MBridgeSpec(None, RunView()).build(config.to_dict(), dtype=torch.float32, parallel=ParallelLayout())
+    (chunk,) = MBridgeSpec(RunView()).build(config.to_dict(), dtype=torch.float32, parallel=ParallelLayout())
     return chunk
 
 

@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 
 import slime_testing as testing
-from slime_core import Kind
 from slime_core.plugins.activation import activate
+from slime_core.plugins.registration import Kind
 
 FIRST_PARTY = ("grpo", "ppo", "searchr1", "models", "datasets")
 
@@ -26,12 +26,18 @@ def held() -> set[tuple[Kind, str]]:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)
     ]
-    return {(getattr(testing, one.bases[0].id).kind, component(one)) for one in classes}
+    shared = {node.name: node.bases[0].id for node in classes if not components(node)}
+    return {(kind(node.bases[0].id, shared), name) for node in classes for name in components(node)}
 
 
-def component(tested: ast.ClassDef) -> str:
+def kind(base: str, shared: dict[str, str]) -> Kind:
+    """The kind of the suite that a class inherits, perhaps through a class that several share."""
+    return kind(shared[base], shared) if base in shared else getattr(testing, base).kind
+
+
+def components(tested: ast.ClassDef) -> list[str]:
     named = [node for node in tested.body if isinstance(node, ast.Assign) and node.targets[0].id == "component"]
-    return str(named[0].value.value)
+    return [str(node.value.value) for node in named]
 
 
 def test_every_component_of_ours_is_held_to_its_contract():

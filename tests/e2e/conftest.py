@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,14 @@ class Finished:
         """The rows of ``metrics.jsonl``."""
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
+    def checkpoint(self, step: int) -> Path:
+        return self.folder / "checkpoints" / f"step-{step:06d}"
+
+    def cursor(self, step: int) -> dict[str, Any]:
+        """What the checkpoint of ``step`` holds of the data."""
+        cursor: dict[str, Any] = json.loads((self.checkpoint(step) / "state.json").read_text())["cursor"]
+        return cursor
+
     def samples(self, name: str) -> list[dict[str, Any]]:
         """The rows of one file of samples."""
         return [json.loads(line) for line in (self.folder / "samples" / name).read_text().splitlines()]
@@ -54,9 +64,10 @@ def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "slime_core", *map(str, words)]
 
 
-def slime(folder: Path, *words: str | Path) -> Finished:
+def slime(folder: Path, *words: str | Path, cwd: Path | None = None, **environment: str) -> Finished:
     """Run ``slime`` with ``words`` to its end."""
-    ended = subprocess.run(command(*words), capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    env = {**os.environ, **environment}
+    ended = subprocess.run(command(*words), cwd=cwd, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     return Finished(ended.returncode, ended.stdout, ended.stderr, folder)
 
 
@@ -72,12 +83,68 @@ def train(folder: Path, *words: str | Path) -> Finished:
     return run
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A run in the background; what it says is in ``folder``.out and ``folder``.err."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    @property
+    def errors(self) -> str:
+        return self.folder.with_suffix(".err").read_text()
+
+    @property
+    def output(self) -> str:
+        return self.folder.with_suffix(".out").read_text() + self.errors
+
+    def family(self) -> list[psutil.Process]:
+        """All processes that it has started."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def wait_until(self, holds: Callable[[], Any]) -> Any:
+        """The first true value of ``holds``."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while not (value := holds()):
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < deadline_s, self.output
+            time.sleep(0.05)
+        return value
+
+    def end(self) -> int:
+        """Its exit status."""
+        return self.process.wait(LIMIT_S)
+
+
+@contextmanager
+def running(folder: Path, *words: str | Path) -> Iterator[Running]:
+    """``slime run --plugin grpo`` into ``folder``; killed with all it started if the test fails."""
+    words = ("run", "--plugin", "grpo", "--output-dir", folder, "--progress", "lines", *BRIEF, *words)
+    with folder.with_suffix(".out").open("w") as output, folder.with_suffix(".err").open("w") as errors:
+        process = subprocess.Popen(command(*words), stdout=output, stderr=errors, start_new_session=True)
+    run = Running(process, folder)
+    try:
+        yield run
+    finally:
+        if process.poll() is None:
+            for started in [*run.family(), psutil.Process(process.pid)]:
+                with suppress(psutil.NoSuchProcess):
+                    started.kill()
+            process.wait()
+
+
+def require_ledger(folder: Path) -> None:
+    """Every prompt group of the run is accounted for."""
+    ledger = slime(folder, "ledger", folder)
+    assert ledger.code == 0, ledger.output + ledger.errors
+
+
 @pytest.fixture(scope="session")
 def external(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[psutil.Popen, str]]:
     """A server and its URL; the runs of this process that test nothing of an engine's start share it, one after
     another."""
-    with served(tmp_path_factory.mktemp("external") / "server.log") as found:
-        yield found
+    with served(tmp_path_factory.mktemp("external") / "server.log") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -90,8 +157,8 @@ def on_external(external: tuple[psutil.Popen, str]) -> tuple[str, str]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Four steps of the embedded run, with checkpoints after the second and the fourth; one run for all processes of
     the session."""
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder, stored = shared / "trained", shared / "trained.json"
     with FileLock(shared / "trained.lock"):
         if not stored.exists():

@@ -26,7 +26,7 @@ some 1e-4 of the mean."""
 
 
 @pytest.mark.parametrize("family", RUNS)
-def test_a_family_trains_and_agrees_with_its_engines_before_and_after_updates(family: str, tmp_path: Path):
+def test_a_family_trains_and_agrees_with_its_engines_before_and_after_updates(family: str, tmp_path: Path) -> None:
     model = write(family, tmp_path / "model", num_hidden_layers=4)
     rows = live_run(model, tmp_path / "run", *RUNS[family].split())
     assert len(rows) == ROLLOUTS

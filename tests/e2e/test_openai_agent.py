@@ -26,11 +26,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 def test_the_trained_model_gives_every_token_the_log_probability_of_the_engine(run: Finished) -> None:
-    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    found = [row for row in rows if "train/train_rollout_logprob_max_diff" in row]
-    assert len(found) == 2
-    assert all(row["train/train_rollout_logprob_max_diff"] < 1e-4 for row in found)
-    assert all(row["agents/edited"] == row["agents/truncated"] == 0 for row in found)
+    rows = [row for row in run.rows if "train/train_rollout_logprob_max_diff" in row]
+    assert len(rows) == 2
+    assert all(row["train/train_rollout_logprob_max_diff"] < 1e-4 for row in rows)
+    assert all(row["agents/edited"] == row["agents/truncated"] == 0 for row in rows)
 
 
 def test_what_is_trained_is_turn_by_turn_what_the_engine_was_sent_and_answered(run: Finished) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
-from typing import Any
 
 import pytest
 
 from slime_core.config.schema import ARITHMETIC
-from tests.e2e.conftest import Finished, slime, train
+from tests.e2e.conftest import Finished, require_ledger, train
 from tests.long_responses import long_responses
 
 BATCH, OVER, STEPS = 8, 12, 3
@@ -24,7 +22,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from slime_core import Component, GenerateTraits, hookimpl
+from slime_core import hookimpl
 from slime_core.generation import generate_group
 
 TRAINED = Path("<trained>")
@@ -32,8 +30,8 @@ LIMIT_S = 900
 
 
 @hookimpl
-def slime_register_generate_functions():
-    yield Component("late", target=f"{__name__}:Late", traits=GenerateTraits(scope="group"), summary="Late")
+def slime_register(add):
+    add.generate_function("late", Late, scope="group", summary="Late")
 
 
 @hookimpl
@@ -65,39 +63,19 @@ def run(tmp_path_factory: pytest.TempPathFactory, on_external: tuple[str, str]) 
     held_out = f"{ARITHMETIC / 'data' / 'held_out.jsonl'}@[0:16]"
     few = f"name = 'few', path = '{held_out}', rm_type = 'exact_match', generate_function = 'late'"
     evaluation = ("--eval-interleaved", "--eval-interval", "1", "--eval-prompt-data", "none", "--eval-datasets", few)
-    words = (
-        "--apply-chat-template",
-        "--num-rollout",
-        STEPS,
-        "--partial-rollout",
-        "--save-interval",
-        "2",  # a checkpoint waits for evaluations too: only new weights wait for that of the start weights
-        "--plugin",
-        late,
-        *SIZES,
-        *lengths,
-        *evaluation,
-        *on_external,
-    )
-    return train(folder, *map(str, words))
-
-
-def state(run: Finished, step: int) -> dict[str, Any]:
-    """The cursor in the checkpoint of ``step``: how far the prompts are, aborted groups, groups that had finished."""
-    text = (run.folder / "checkpoints" / f"step-{step:06d}" / "state.json").read_text()
-    found: dict[str, Any] = json.loads(text)["cursor"]
-    return found
+    # A checkpoint waits for evaluations too: only new weights wait for that of the start weights.
+    how = ("--apply-chat-template", "--num-rollout", STEPS, "--partial-rollout", "--save-interval", "2")
+    return train(folder, *map(str, (*how, "--plugin", late, *SIZES, *lengths, *evaluation, *on_external)))
 
 
 def test_more_prompts_are_started_than_a_rollout_takes_and_none_is_lost(run: Finished) -> None:
     assert [len({one["group"] for one in run.samples(f"train-{step:06d}.jsonl")}) for step in range(STEPS)] == [8] * 3
     for step in (2, 3):
-        cursor = state(run, step)
+        cursor = run.cursor(step)
         assert cursor["source"]["source"]["next"] == OVER + (step - 1) * BATCH
         # Most are aborted; some may have finished just before.
         assert len(cursor["source"]["held"]) + len(cursor["finished"]) == OVER - BATCH
-    ledger = slime(run.folder, "ledger", run.folder)
-    assert ledger.code == 0, ledger.output + ledger.errors
+    require_ledger(run.folder)
 
 
 def test_aborted_responses_are_resumed_with_the_next_weights(run: Finished) -> None:

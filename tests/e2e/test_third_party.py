@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import LIMIT_S, NO_EVAL, Finished, command, weights
+from tests.e2e.conftest import NO_EVAL, Finished, slime, weights
 from tests.third_party_site import install
 
 FLAGS = (
@@ -30,25 +28,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(tmp_path_factory.mktemp("site"))
 
 
-def slime(site: Path, folder: Path, *words: str | Path) -> Finished:
-    ended = subprocess.run(
-        command(*words),
-        cwd=folder.parent,
-        env=os.environ | {"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return Finished(ended.returncode, ended.stdout, ended.stderr, folder)
+def run_in(site: Path, folder: Path, *words: str | Path) -> Finished:
+    run = slime(folder, "run", *words, "--output-dir", folder, cwd=folder.parent, PYTHONPATH=str(site))
+    assert run.code == 0, run.output + run.errors
+    return run
 
 
 @pytest.fixture(scope="module")
 def whole(site: Path, on_external: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Three rollouts in one run."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    return slime(site, folder, "run", *RUN, "--num-rollout", "3", *NO_EVAL, *on_external, "--output-dir", folder)
+    return run_in(site, folder, *RUN, "--num-rollout", "3", *NO_EVAL, *on_external)
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +48,20 @@ def resumed(site: Path, whole: Finished, tmp_path_factory: pytest.TempPathFactor
     shutil.copytree(whole.folder, folder)
     shutil.rmtree(folder / "checkpoints" / "step-000003")
     (folder / "samples" / "train-000002.jsonl").unlink()
-    return slime(site, folder, "run", "--load", folder, "--output-dir", folder)
+    return run_in(site, folder, "--load", folder)
 
 
 def notes(run: Finished) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / "notes.jsonl").read_text().splitlines()]
 
 
-def test_naming_components_activates_all_that_they_need(whole: Finished) -> None:
+def test_naming_components_activates_all_that_they_need_with_their_flags(whole: Finished, resumed: Finished) -> None:
     manifest = json.loads((whole.folder / "plugins.json").read_text())["plugins"]
-    names = {entry["plugin"] for entry in manifest}
+    names = {entry["name"] for entry in manifest}
     assert names >= {"baseline", "softloss", "gentle", "lastdigit", "turns", "sums", "notes"}
+    for run in (whole, resumed):
+        settings = tomllib.loads((run.folder / "config.toml").read_text())
+        assert (settings["softloss"], settings["gentle"]) == ({"width": 0.2}, {"power": 0.7})
 
 
 def test_every_component_does_its_part(whole: Finished) -> None:
@@ -79,12 +72,6 @@ def test_every_component_does_its_part(whole: Finished) -> None:
     assert all(eval(sample["prompt"]) == int(sample["label"]) for sample in samples)
     assert {sample["reward"] for sample in samples} <= {0.0, 0.5, 1.0}
     assert any("+" in sample["response"] for sample in samples)
-
-
-def test_their_own_flags_are_read_and_kept(whole: Finished, resumed: Finished) -> None:
-    for run in (whole, resumed):
-        settings = tomllib.loads((run.folder / "config.toml").read_text())
-        assert (settings["softloss"], settings["gentle"]) == ({"width": 0.2}, {"power": 0.7})
 
 
 def test_the_tracker_writes_metrics_and_samples_into_the_run_folder(whole: Finished) -> None:
@@ -105,4 +92,4 @@ def test_a_resumed_run_continues_with_the_prompts_that_come_next(whole: Finished
         prompts = [[sample["prompt"] for sample in run.samples(file)] for run in (whole, resumed)]
         assert sorted(prompts[0]) == sorted(prompts[1])
     assert [line["start"] for line in notes(resumed) if "start" in line] == [0, 2]
-    assert weights(resumed.folder / "checkpoints" / "step-000003" / "hf")
+    assert weights(resumed.checkpoint(3) / "hf")

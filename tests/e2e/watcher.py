@@ -22,8 +22,8 @@ class Options(BaseModel):
 
 
 @hookimpl
-def slime_options():
-    return Options
+def slime_register(add):
+    add.options(Options)
 
 
 def note(options, hook, **what):

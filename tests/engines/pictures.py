@@ -5,10 +5,9 @@ Its Hugging Face checkpoint is a Qwen3 one with one more weight, ``model.picture
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from slime_core import Component, ModelSpecTraits, hookimpl
+from slime_core import Registration, hookimpl
 from slime_core.modeling.spec import MBridgeSpec
 
 PLACEHOLDER = 47
@@ -17,9 +16,14 @@ ARCHITECTURE = "PicturesForCausalLM"
 
 
 @hookimpl
-def slime_register_model_specs() -> Iterator[Component]:
-    traits = ModelSpecTraits(architectures=frozenset({ARCHITECTURE}), inputs=frozenset({"pixel_values"}))
-    yield Component("pictures", target=f"{__name__}:Pictures", traits=traits, summary="Qwen3 that sees, for tests")
+def slime_register(add: Registration) -> None:
+    add.model_spec(
+        "pictures",
+        Pictures,
+        architectures=frozenset({ARCHITECTURE}),
+        inputs=frozenset({"pixel_values"}),
+        summary="Qwen3 that sees, for tests",
+    )
 
 
 class Pictures(MBridgeSpec):

@@ -87,15 +87,15 @@ def url(subject: Subject) -> str:
 
 @pytest.fixture
 def control(url: str) -> Iterator[EngineControl]:
-    found = EngineControl([url], timeout_s=120)
-    yield found
-    found.close()
+    control = EngineControl([url], timeout_s=120)
+    yield control
+    control.close()
 
 
 @pytest.fixture
 async def client(url: str) -> AsyncIterator[GenerateClient]:
-    async with GenerateClient(url, timeout_s=120) as found:
-        yield found
+    async with GenerateClient(url, timeout_s=120) as client:
+        yield client
 
 
 async def test_every_token_has_a_log_probability_and_ids_are_in_range(client: GenerateClient) -> None:
@@ -116,49 +116,25 @@ def load_of(url: str) -> Load:
     return load
 
 
-def counters(url: str) -> Any:
-    return load_of(url).counters
+async def test_requests_are_counted_while_they_are_under_way(subject: Subject, client: GenerateClient) -> None:
+    async def now() -> Load:
+        return await asyncio.to_thread(load_of, subject.url)
 
-
-async def test_the_counters_advance_while_a_request_is_under_way_and_stand_still_after_it(
-    subject: Subject, client: GenerateClient
-) -> None:
-    async def now() -> Any:
-        return await asyncio.to_thread(counters, subject.url)
-
-    before, tasks = await now(), await subject.busy(client)
-    while await now() == before:
+    first, before = FirstAnswer(subject.url), await now()
+    assert not await asyncio.to_thread(first.look)
+    tasks, sequences = await subject.busy(client), 0
+    while (load := await now()).counters == before.counters or not sequences:
+        sequences = max(sequences, load.sequences)
         if all(task.done() for task in tasks):  # the engine publishes what it counts now and then
             tasks += await subject.busy(client)
+    assert sequences <= MANY
     await asyncio.to_thread(subject.end_all)
     await asyncio.gather(*tasks)
     seen = [await now()]
-    while len(seen) < 2 or seen[-1] != seen[-2]:
+    while len(seen) < 2 or seen[-1].counters != seen[-2].counters or seen[-1].sequences:
         await asyncio.sleep(1)
         seen.append(await now())
-
-
-async def test_the_sequences_of_requests_are_counted_while_they_are_under_way(
-    subject: Subject, client: GenerateClient
-) -> None:
-    first = FirstAnswer(subject.url)
-    assert not await asyncio.to_thread(first.look)
-    tasks = await subject.busy(client)
-    while not 0 < (await asyncio.to_thread(load_of, subject.url)).sequences <= MANY:
-        await asyncio.sleep(0)
-    await asyncio.to_thread(subject.end_all)
-    await asyncio.gather(*tasks)
-    while (await asyncio.to_thread(load_of, subject.url)).sequences:
-        await asyncio.sleep(0)
     assert await asyncio.to_thread(first.look)
-
-
-def test_a_paused_engine_is_not_ready(control: EngineControl, url: str) -> None:
-    call(url, READY, timeout_s=120)
-    control.pause()
-    with pytest.raises(WeightSyncError, match="status 503"):
-        call(url, READY, timeout_s=120)
-    control.resume()
 
 
 async def test_a_cut_response_and_an_ended_one_say_so(client: GenerateClient) -> None:
@@ -184,22 +160,10 @@ async def test_a_stop_text_is_looked_for_in_what_one_request_samples(subject: Su
     assert [*before, *until_stop(before, rest, stops, encoder).token_ids] == list(whole.token_ids)
 
 
-@pytest.mark.parametrize("length", [128, 1000])
-async def test_too_long_a_response_is_refused(client: GenerateClient, length: int) -> None:
-    with pytest.raises(EngineError, match=r"status 400: .*maximum context length"):
-        await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=length))
-
-
-@pytest.mark.parametrize("mode", ["retract", "in_place"])
-async def test_a_paused_engine_holds_requests_and_answers_control_calls(
-    client: GenerateClient, control: EngineControl, mode: Any
-) -> None:
-    control.pause(mode)
-    asking = asyncio.create_task(client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4)))
-    await asyncio.sleep(0.3)
-    assert (asking.done(), control.version()) == (False, "default")
-    control.resume()
-    assert len(await asking) == 1
+async def test_too_long_a_response_is_refused(client: GenerateClient) -> None:
+    for length in (128, 1000):
+        with pytest.raises(EngineError, match=r"status 400: .*maximum context length"):
+            await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=length))
 
 
 async def test_a_retracted_request_ends_at_once_when_it_is_aborted(
@@ -233,12 +197,15 @@ async def test_a_request_paused_in_place_ends_when_the_engine_resumes(
 async def test_a_request_that_reaches_a_paused_engine_starts_later_and_is_not_aborted(
     subject: Subject, client: GenerateClient, control: EngineControl, mode: Any
 ) -> None:
+    call(subject.url, READY, timeout_s=120)
     control.pause(mode)
+    with pytest.raises(WeightSyncError, match="status 503"):
+        call(subject.url, READY, timeout_s=120)
     asking = asyncio.create_task(client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4, ignore_eos=True)))
     await asyncio.sleep(0.3)
     subject.end_all()
     await asyncio.sleep(0.3)
-    assert not asking.done()
+    assert (asking.done(), control.version()) == (False, "default")
     control.resume()
     (answer,) = await asking
     assert answer.finish_reason in ("stop", "length")
@@ -259,11 +226,8 @@ async def test_a_client_that_ends_its_requests_ends_those_too_that_a_paused_engi
             reasons = await reasons_of(asking)
 
 
-def test_the_cache_can_be_flushed(control: EngineControl) -> None:
+def test_the_cache_can_be_flushed_also_while_the_engine_is_paused(control: EngineControl) -> None:
     control.flush_cache()
-
-
-def test_the_cache_can_be_flushed_while_paused(control: EngineControl) -> None:
     control.pause("retract")
     control.flush_cache()
     control.resume()
@@ -273,26 +237,25 @@ def test_an_update_session_opens_once_and_closes_once(control: EngineControl) ->
     control.begin_update()
     with pytest.raises(WeightSyncError, match=r"status 400: .*already open"):
         control.begin_update()
+    with pytest.raises(WeightSyncError, match=r"status 400: .*Group g not in \[\]"):
+        control.update_from_distributed(BUCKET, group="g", send=Never)
     control.end_update()
     with pytest.raises(WeightSyncError, match=r"/end_weight_update .*status 400: .*session"):
         control.end_update()
 
 
-def test_weights_outside_a_session_are_refused(control: EngineControl) -> None:
-    with pytest.raises(WeightSyncError, match=r"status 400: .*begin_weight_update"):
-        control.update_from_distributed(BUCKET, group="g", send=Never)
-
-
-def test_weights_for_an_unknown_group_are_refused(control: EngineControl) -> None:
-    control.begin_update()
-    with pytest.raises(WeightSyncError, match=r"status 400: .*Group g not in \[\]"):
-        control.update_from_distributed(BUCKET, group="g", send=Never)
-    control.end_update()
-
-
-def test_shared_weights_outside_a_session_are_refused(control: EngineControl) -> None:
-    with pytest.raises(WeightSyncError, match=r"status 400: .*begin_weight_update"):
-        control.update_from_tensor([["AAAA"]])
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda control: control.update_from_distributed(BUCKET, group="g", send=Never), "begin_weight_update"),
+        (lambda control: control.update_from_tensor([["AAAA"]]), "begin_weight_update"),
+        (lambda control: control.destroy_group("g"), "does not exist"),
+    ],
+    ids=["weights", "shared weights", "leaving an unknown group"],
+)
+def test_what_has_not_been_begun_is_refused(control: EngineControl, act: Any, said: str) -> None:
+    with pytest.raises(WeightSyncError, match=f"status 400: .*{said}"):
+        act(control)
 
 
 def test_a_folder_without_weights_is_refused_and_changes_nothing(control: EngineControl, tmp_path: Path) -> None:
@@ -305,16 +268,14 @@ def test_a_folder_without_weights_is_refused_and_changes_nothing(control: Engine
 
 def test_spoiled_weights_differ_until_they_are_loaded_again(control: EngineControl) -> None:
     (held,) = control.checksum()
+    assert control.checksum() == (held,)
+    assert len(held.total) == 64
+    assert {len(digest) for digest in held.ranks[0].values()} == {held.digits} <= {SHA_DIGITS, XXH3_DIGITS}
     control.overwrite()
     (spoiled,) = control.checksum()
     assert all(spoiled.ranks[0][name] != digest for name, digest in held.ranks[0].items())
     control.update_from_disk(MODEL, version="default")
     assert control.checksum() == (held,)
-
-
-def test_leaving_an_unknown_group_is_refused(control: EngineControl) -> None:
-    with pytest.raises(WeightSyncError, match=r"status 400: .*does not exist"):
-        control.destroy_group("g")
 
 
 def test_a_version_can_be_set_and_read(control: EngineControl) -> None:
@@ -333,13 +294,6 @@ async def test_memory_can_be_released_and_resumed_part_by_part(control: EngineCo
     assert len(await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4))) == 1
 
 
-def test_digests_of_the_weights_that_an_engine_holds_stay_the_same(control: EngineControl) -> None:
-    first, second = control.checksum(), control.checksum()
-    assert first == second
-    assert len(first[0].total) == 64
-    assert {len(digest) for digest in first[0].ranks[0].values()} == {first[0].digits} <= {SHA_DIGITS, XXH3_DIGITS}
-
-
 class Never:
     """A broadcast that must not be waited for."""
 
@@ -354,8 +308,8 @@ async def test_tool_calls_of_known_functions_are_found_in_a_text(subject: Subjec
         '<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name"\n</tool_call>'
     )
     body = {"text": text, "tools": [add], "tool_call_parser": "qwen25"}
-    found = call(subject.url, "/parse_function_call", body, timeout_s=120)
-    assert found == {"normal_text": "Hm.", "calls": [{"tool_index": 0, "name": "add", "parameters": '{"a": 1}'}]}
+    parsed = call(subject.url, "/parse_function_call", body, timeout_s=120)
+    assert parsed == {"normal_text": "Hm.", "calls": [{"tool_index": 0, "name": "add", "parameters": '{"a": 1}'}]}
     without = call(subject.url, "/parse_function_call", body | {"text": "none"}, timeout_s=120)
     assert without == {"normal_text": "none", "calls": []}
     with pytest.raises(WeightSyncError, match="status 500"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ def products(tokens: torch.Tensor, counts: list[int], weights: list[torch.Tensor
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("counts", COUNTS)
-def test_a_grouped_product_is_one_product_after_the_other(megatron, dtype, counts):
+def test_a_grouped_product_is_one_product_after_the_other(megatron, dtype, counts) -> None:
     from slime_core.modeling.mlp import grouped_linear
 
     torch.manual_seed(0)
@@ -40,16 +41,16 @@ def test_a_grouped_product_is_one_product_after_the_other(megatron, dtype, count
     assert all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(mine, theirs, strict=True))
 
 
-def test_a_product_by_hand(megatron):
+def test_a_product_by_hand(megatron) -> None:
     from slime_core.modeling.mlp import grouped_linear
 
     tokens = torch.tensor([[1.0, 0, 0, 2], [0, 1, 0, 0]])
     weights = [torch.full((4, 4), 3.0), torch.eye(4) * 5]
-    found = grouped_linear(tokens, torch.tensor([1, 2], dtype=torch.int32), weights)
-    assert found.tolist() == [[9, 9, 9, 9], [0, 5, 0, 0]]
+    product = grouped_linear(tokens, torch.tensor([1, 2], dtype=torch.int32), weights)
+    assert product.tolist() == [[9, 9, 9, 9], [0, 5, 0, 0]]
 
 
-def test_only_what_trains_gets_a_gradient(megatron):
+def test_only_what_trains_gets_a_gradient(megatron) -> None:
     from slime_core.modeling.mlp import grouped_linear
 
     tokens, weights = torch.randn(4, 8, requires_grad=True), [torch.randn(8, 8), torch.randn(8, 8)]
@@ -65,7 +66,7 @@ def tiny_mixture(megatron, dtype: torch.dtype, **overrides: Any) -> torch.nn.Mod
     """The whole model of a tiny Qwen3 mixture, as the layer spec makes it."""
     config = {"model_type": "qwen3_moe", **SIZES, **HEADS, **MIXTURE, "norm_topk_prob": True}
     torch.manual_seed(0)
-    (chunk,) = MBridgeSpec(None, RunView()).build(config, dtype=dtype, parallel=megatron, overrides=overrides)
+    (chunk,) = MBridgeSpec(RunView()).build(config, dtype=dtype, parallel=megatron, overrides=overrides)
     return chunk
 
 
@@ -78,7 +79,7 @@ def experts(megatron) -> Any:
 
 
 @pytest.mark.parametrize("counts", [[3, 0, 5, 2, 1, 0, 0, 4], [0, 0, 0, 0, 0, 0, 0, 0]])
-def test_a_layer_gives_what_megatron_gives(experts, counts):
+def test_a_layer_gives_what_megatron_gives(experts, counts) -> None:
     from megatron.core.transformer.moe.experts import SequentialMLP
 
     tokens = torch.randn(sum(counts), 64, requires_grad=True)
@@ -93,21 +94,14 @@ def test_a_layer_gives_what_megatron_gives(experts, counts):
         assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_one_grouped_product_takes_the_place_of_one_for_each_expert(experts, monkeypatch):
-    from slime_core.modeling import mlp as room
-
-    calls: list[int] = []
-    product = room.grouped_mm
-    monkeypatch.setattr(room, "grouped_mm", lambda *args, **options: calls.append(1) or product(*args, **options))
-    experts(torch.randn(8, 64), torch.ones(8, dtype=torch.int64), torch.rand(8))
-    assert len(calls) == 2
-
-
-def mixture_layer(megatron, dtype: torch.dtype) -> Any:
+@pytest.fixture
+def make_layer(megatron) -> Callable[[torch.dtype], Any]:
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
-    chunk = tiny_mixture(megatron, dtype)
-    return next(module for module in chunk.modules() if isinstance(module, MoELayer))
+    def make(dtype: torch.dtype) -> Any:
+        return next(module for module in tiny_mixture(megatron, dtype).modules() if isinstance(module, MoELayer))
+
+    return make
 
 
 def loop_over_experts(layer: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -128,8 +122,8 @@ def loop_over_experts(layer: Any, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 @pytest.mark.parametrize("num_tokens", [1, 2, 33])
 @pytest.mark.parametrize("one_takes_all", [False, True])
-def test_a_mixture_is_a_loop_over_experts(megatron, num_tokens, one_takes_all, dtype, tolerance):
-    layer = mixture_layer(megatron, dtype)
+def test_a_mixture_is_a_loop_over_experts(make_layer, num_tokens, one_takes_all, dtype, tolerance) -> None:
+    layer = make_layer(dtype)
     if one_takes_all:
         layer.router.weight.data[2] += 1  # with tokens above 0
     torch.manual_seed(1)
@@ -156,21 +150,17 @@ def fake_pass(layer: Any) -> list[torch.Size]:
     return [gradient.shape for gradient in gradients]
 
 
-def test_no_step_of_a_mixture_waits_for_the_device(megatron):
-    layer = mixture_layer(megatron, torch.bfloat16)
-    assert fake_pass(layer) == [torch.Size([6, 1, 64]), *(weight.shape for weight in layer.parameters())]
-
-
-def test_megatron_s_dispatcher_waits_for_the_device(megatron, monkeypatch):
+def test_no_step_of_a_mixture_waits_for_the_device_as_megatrons_dispatcher_does(make_layer, monkeypatch) -> None:
     from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
-    layer = mixture_layer(megatron, torch.bfloat16)
+    layer = make_layer(torch.bfloat16)
+    assert fake_pass(layer) == [torch.Size([6, 1, 64]), *(weight.shape for weight in layer.parameters())]
     monkeypatch.setattr(layer.token_dispatcher, "__class__", MoEAlltoAllTokenDispatcher)
     with pytest.raises(DynamicOutputShapeException):
         fake_pass(layer)
 
 
-def test_a_model_that_trains_reads_the_matrices_of_its_experts_in_place(megatron):
+def test_a_model_that_trains_reads_the_matrices_of_its_experts_in_place(megatron) -> None:
     from slime_core.learner.optimizer import wrap
     from slime_core.modeling.experts import GroupedExperts
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,8 @@ import pytest
 import torch
 
 from slime_core.errors import ConfigError
+from slime_models.refusals import LLAMA_3
+from tests.engines.conftest import campaign
 from tests.engines.families import (
     FAMILIES,
     GAP,
@@ -20,6 +20,7 @@ from tests.engines.families import (
     by_expert,
     config_of,
     of_hugging_face,
+    packed_logits,
     router_biases,
     smallest_gap,
     spec_of,
@@ -35,8 +36,7 @@ LENGTHS = (5, 1, 12, 3, 17, 2, 8, 9)
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def name(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +52,6 @@ def hugging_face(folder: Path) -> Any:
 def rows() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     return [torch.randint(0, 16, (length,), generator=generator) for length in LENGTHS]
-
-
-def packed_logits(chunk: Any) -> torch.Tensor:
-    """Logits of all rows, packed into one."""
-    from megatron.core.packed_seq_params import PackedSeqParams
-
-    ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
-    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
-    packed = PackedSeqParams(
-        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=max(LENGTHS), max_seqlen_kv=max(LENGTHS)
-    )
-    logits: torch.Tensor = chunk(torch.cat(rows())[None], positions, None, packed_seq_params=packed)
-    return logits[0]
 
 
 def alone(model: Any) -> torch.Tensor:
@@ -97,18 +84,18 @@ def assert_no_ties(model: Any) -> None:
     assert min(gaps, default=1.0) > GAP
 
 
-def test_packed_logits_and_log_probs_equal_those_of_each_row_alone(megatron, name, folder, hugging_face):
+def test_packed_logits_and_log_probs_equal_those_of_each_row_alone(megatron, name, folder, hugging_face) -> None:
     assert_no_ties(hugging_face)
     _, (chunk,) = build(name, folder, megatron)
     with torch.no_grad():
-        found, expected = packed_logits(chunk), alone(hugging_face)
+        found, expected = packed_logits(chunk, rows()), alone(hugging_face)
     assert relative(found, expected) < 1e-5
     assert relative(log_probs(found), log_probs(expected)) < 1e-5
 
 
-def test_the_gradient_of_a_packed_loss_equals_hugging_faces(megatron, name, folder, hugging_face):
+def test_the_gradient_of_a_packed_loss_equals_hugging_faces(megatron, name, folder, hugging_face) -> None:
     spec, (chunk,) = build(name, folder, megatron)
-    log_probs(packed_logits(chunk)).mean().backward()
+    log_probs(packed_logits(chunk, rows())).mean().backward()
     log_probs(alone(hugging_face)).mean().backward()
     expected = by_expert({key: parameter.grad for key, parameter in hugging_face.named_parameters()})
     for parameter in chunk.parameters():
@@ -120,7 +107,7 @@ def test_the_gradient_of_a_packed_loss_equals_hugging_faces(megatron, name, fold
     assert not expected
 
 
-def test_weights_come_back_bit_for_bit(megatron, name, folder, hugging_face):
+def test_weights_come_back_bit_for_bit(megatron, name, folder, hugging_face) -> None:
     spec, chunks = build(name, folder, megatron)
     exported = dict(spec.export_weights(chunks))
     original = weights_of(hugging_face)
@@ -130,21 +117,21 @@ def test_weights_come_back_bit_for_bit(megatron, name, folder, hugging_face):
 
 def of_one_shape(model: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Pairs of tensors of ``model`` that could be taken for each other: each with the next one of its shape."""
-    known: dict[torch.Size, tuple[str, torch.Tensor]] = {}
+    last: dict[torch.Size, tuple[str, torch.Tensor]] = {}
     for key, tensor in [*model.named_parameters(), *router_biases(model).items()]:
-        if tensor.shape in known:
-            other, held = known[tensor.shape]
-            yield f"{other} and {key}", held.data, tensor.data
-        known[tensor.shape] = key, tensor
+        if tensor.shape in last:
+            other, twin = last[tensor.shape]
+            yield f"{other} and {key}", twin.data, tensor.data
+        last[tensor.shape] = key, tensor
 
 
-def test_two_swapped_tensors_of_one_shape_are_noticed(megatron, name, folder, hugging_face):
+def test_two_swapped_tensors_of_one_shape_are_noticed(megatron, name, folder, hugging_face) -> None:
     """A mapping that confuses two tensors computes something else, however it confuses them on the way back."""
     _, (chunk,) = build(name, folder, megatron)
     longest = LENGTHS.index(max(LENGTHS))
     row = rows()[longest][None]
     with torch.no_grad():
-        found = packed_logits(chunk).split(LENGTHS)[longest]
+        found = packed_logits(chunk, rows()).split(LENGTHS)[longest]
         for pair, one, other in of_one_shape(hugging_face):
             one[:], other[:] = other.clone(), one.clone()
             assert relative(found, hugging_face(row).logits[0]) > 1e-4, pair
@@ -153,7 +140,7 @@ def test_two_swapped_tensors_of_one_shape_are_noticed(megatron, name, folder, hu
 
 
 @pytest.mark.parametrize("scaled", ["llama, scaled", "deepseek_v3", "kimi_k2"])
-def test_scaled_positions_matter_at_these_lengths(scaled, tmp_path):
+def test_scaled_positions_matter_at_these_lengths(scaled, tmp_path) -> None:
     write(scaled, tmp_path)
     with torch.no_grad():
         right = alone(of_hugging_face(tmp_path))
@@ -163,7 +150,7 @@ def test_scaled_positions_matter_at_these_lengths(scaled, tmp_path):
         assert relative(alone(of_hugging_face(tmp_path)), right) > 1e-4
 
 
-def test_bfloat16_weights_come_back_rounded_once(megatron, name, folder, hugging_face):
+def test_bfloat16_weights_come_back_rounded_once(megatron, name, folder, hugging_face) -> None:
     spec = spec_of(name)
     config = json.loads((folder / "config.json").read_text())
     chunks = spec.build(config, dtype=torch.bfloat16, parallel=megatron)
@@ -176,48 +163,36 @@ def test_bfloat16_weights_come_back_rounded_once(megatron, name, folder, hugging
         assert weight.dtype == (torch.float32 if "correction_bias" in key else torch.bfloat16)
 
 
-def test_the_copy_of_a_tied_embedding_on_a_last_stage_is_that_embedding(megatron, name, folder):
-    spec, _ = build(name, folder, megatron)
-    tied = config_of(name).tie_word_embeddings
-    assert spec._built()._weight_name_mapping_mcore_to_hf("output_layer.weight") == [
-        "model.embed_tokens.weight" if tied else "lm_head.weight"
-    ]
+def rotary(**changes: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 1e5, "factor": 8.0, **changes}}
 
 
-SCALED = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *[(family, rotary(rope_type="dynamic"), "'dynamic'") for family in FAMILIES],
+    ("qwen2, tied", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding-window"),
+    ("llama", {"attention_bias": True}, "attention_bias"),
+    ("llama", {"mlp_bias": True}, "mlp_bias"),
+    ("llama", rotary(rope_type="linear"), "'linear'"),
+    ("llama", rotary(**{**LLAMA_3, "rope_type": "llama3", "low_freq_factor": 2.0}), "low_freq_factor = 2.0"),
+    ("llama", rotary(rope_type="llama3", high_freq_factor=4.0), "low_freq_factor .*original_max_position_embeddings"),
+    ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
+    ("qwen3_moe", {"mlp_only_layers": [0]}, r"mlp_only_layers = \[0\]"),
+    ("qwen3_moe", {"attention_bias": True}, "attention_bias = True"),
+    ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window = True"),
+    ("qwen3_moe", {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size = 8"),
+]
 
 
-def test_other_rotary_positions_are_refused(megatron, name):
-    config = config_of(name)
-    config.rope_parameters = SCALED
-    with pytest.raises(ConfigError, match="'dynamic'"):
-        spec_of(name).build(config.to_dict(), dtype=torch.float32, parallel=megatron)
-
-
-def test_a_sliding_window_of_qwen2_is_refused(megatron):
-    config = config_of("qwen2, tied", use_sliding_window=True, sliding_window=8, max_window_layers=1)
-    with pytest.raises(ConfigError, match="sliding-window"):
-        spec_of("qwen2, tied").build(config.to_dict(), dtype=torch.float32, parallel=megatron)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"decoder_sparse_step": 2}, "asks for decoder_sparse_step = 2; only 1 is built"),
-        ({"mlp_only_layers": [0]}, r"asks for mlp_only_layers = \[0\]; only \[\] is built"),
-        ({"attention_bias": True}, "asks for attention_bias = True; only False is built"),
-        ({"use_sliding_window": True}, "asks for use_sliding_window = True; only False is built"),
-        ({"shared_expert_intermediate_size": 8}, "asks for shared_expert_intermediate_size = 8; only 0 is built"),
-    ],
-)
-def test_more_than_a_plain_stack_of_mixtures_is_refused(megatron, changes, message):
-    with pytest.raises(ConfigError, match=f"the qwen3_moe model {message}"):
-        spec_of("qwen3_moe").build(config_of("qwen3_moe", **changes).to_dict(), dtype=torch.float32, parallel=megatron)
+@pytest.mark.parametrize(("refusing", "changes", "named"), REFUSED, ids=lambda value: f"{value}"[:40])
+def test_a_field_that_is_not_built_is_refused_by_name(megatron, refusing, changes, named) -> None:
+    fields = {} if "rope_parameters" in changes else changes  # transformers refuses some positions itself
+    config = config_of(refusing, **fields).to_dict() | changes
+    with pytest.raises(ConfigError, match=named):
+        spec_of(refusing).build(config, dtype=torch.float32, parallel=megatron)
 
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 
-ROOT = Path(__file__).parents[2]
 LAYOUTS = (
     "qwen2, tied: TP2",
     "qwen2, tied: PP2",
@@ -240,16 +215,13 @@ LAYOUTS = (
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """By case; the rest is in ``make families``."""
-    target = tmp_path_factory.mktemp("families") / "rows.json"
-    command = [sys.executable, "-m", "campaigns.families", "--json", target, "--only", *LAYOUTS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
-    assert target.exists(), done.stderr
-    return {row["case"]: row for row in json.loads(target.read_text())}
+    rows = campaign("families", tmp_path_factory.mktemp("families") / "rows.json", "--only", *LAYOUTS)
+    return {row["case"]: row for row in rows}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_computes_what_hugging_face_computes_and_gives_every_bit_back(compared, layout):
+def test_a_layout_computes_what_hugging_face_computes_and_gives_every_bit_back(compared, layout) -> None:
     row = compared[layout]
     assert row["mean"] < 1e-5
     assert row["gradient"] < 1e-5, row["worst"]

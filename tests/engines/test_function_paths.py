@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
-from ray import cloudpickle
 
 from slime_core.config.sampling import RolloutConfig
-from slime_core.config.schema import RunConfig
 from slime_core.errors import CheckpointError, PluginError
 from slime_core.rollout.shards import BatchPlan, make_shards
-from slime_core.types import Sample, Status
-from tests.engines import test_learner
-from tests.engines.test_learner import (
-    ADVANTAGES,
-    EVERYTHING,
-    NEAR,
-    TEMPERATURE,
-    Children,
-    Job,
-    Outcome,
-    distance,
-    random_model,
+from slime_core.types import Sample
+from tests.engines.learners import ADVANTAGES, EVERYTHING, NEAR, TEMPERATURE, Learners, Outcome, distance, settings
+
+FUNCTIONS = (
+    *("custom_loss_function_path", "custom_pg_loss_reducer_function_path", "custom_advantage_function_path"),
+    *("custom_tis_function_path", "custom_model_provider_path", "spec", "custom_megatron_init_path"),
+    *("custom_megatron_before_log_prob_hook_path", "custom_megatron_before_train_step_hook_path"),
 )
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(test_learner)
-
 CODE = '''
 import json
 from pathlib import Path
@@ -132,18 +119,6 @@ def before_step(args, rollout_id, step_id, model, optimizer, opt_param_scheduler
 
 
 @pytest.fixture(scope="module")
-def children() -> Iterator[Children]:
-    found = Children()
-    yield found
-    found.stop()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model(tmp_path_factory.mktemp("model"), seed=0)
-
-
-@pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("code") / "mine.py"
     path.write_text(CODE.replace('args.hf_checkpoint or "CALLS"', repr(str(path.with_suffix(".json")))))
@@ -151,145 +126,118 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def samples() -> list[Sample]:
-    """Twelve samples of different lengths, one with masked tokens, one removed, two of one rollout."""
-    random = np.random.default_rng(0)
-    lengths = random.integers(1, 9, (12, 2)).tolist()
-    found = [
-        Sample(
-            group_index=index // 4,
-            index=index,
-            tokens=random.integers(0, 48, prompt + response).tolist(),
-            response_length=response,
-            rollout_log_probs=[-3.0] * response,
-            status=Status.COMPLETED,
-        )
-        for index, (prompt, response) in enumerate(lengths)
-    ]
-    found[2].loss_mask = [0] + [1] * (found[2].response_length - 1)
-    found[7].remove_sample = True
-    return found
-
-
-class Named(NamedTuple):
-    """Settings of a run, and the functions that it names by path."""
-
-    config: RunConfig
-    functions: dict[str, str]
-
-
-def with_paths(code: Path, *, algorithm: dict[str, Any] = EVERYTHING, **functions: str) -> Named:
-    base = test_learner.settings(algorithm=algorithm)
-    rollout = RolloutConfig(rollout_temperature=TEMPERATURE)
-    paths = {name: f"{code}:{function}" for name, function in functions.items()}
-    return Named(base.model_copy(update={"rollout": rollout}), paths)
-
-
-def train(children: Children, named: Named, folder: Path, samples: list[Sample], **how: Any) -> Outcome:
-    """One rollout of two steps."""
-    ranks, tensor, per_token = how.pop("ranks", 1), how.pop("tensor", 1), how.pop("per_token", False)
-    estimated = named.config.algorithm.advantage_estimator is not None
-    shards = make_shards(
-        samples,
-        None if estimated else ADVANTAGES,
-        BatchPlan(num_ranks=ranks // tensor, num_steps=2, max_tokens=how.pop("max_tokens", 40), per_token=per_token),
-        rewards_B=ADVANTAGES if estimated else None,
-        rollout=0,
-        temperature=TEMPERATURE,
-    )
-    by_rank = [shards[rank // tensor] for rank in range(ranks)]
-    job = Job(named.config, folder, [by_rank], tensor=tensor, functions=named.functions)
-    return children.run(job, world_size=ranks)[0]
-
-
-@pytest.fixture(scope="module")
 def siblings(samples: list[Sample]) -> list[Sample]:
+    """Two are of one rollout."""
     return [replace(sample, rollout_id=40) if sample.index in (0, 1) else sample for sample in samples]
 
 
+@dataclass(frozen=True)
+class Trains:
+    """Trains one rollout of two steps with functions of ``code``, named by option."""
+
+    learners: Learners
+    folder: Path
+    code: Path
+
+    def __call__(self, samples: list[Sample], *, algorithm: Any = EVERYTHING, ranks: int = 1, **how: Any) -> Outcome:
+        functions = {name: f"{self.code}:{how.pop(name)}" for name in FUNCTIONS if name in how}
+        tensor, estimated = how.pop("tensor", 1), "advantage_estimator" in algorithm
+        shards = make_shards(
+            samples,
+            None if estimated else ADVANTAGES,
+            BatchPlan(num_ranks=ranks // tensor, num_steps=2, **{"max_tokens": 40, **how}),
+            rewards_B=ADVANTAGES if estimated else None,
+            rollout=0,
+            temperature=TEMPERATURE,
+        )
+        rollout = RolloutConfig(rollout_temperature=TEMPERATURE)
+        config = settings(algorithm=algorithm).model_copy(update={"rollout": rollout})
+        by_rank = [shards[rank // tensor] for rank in range(ranks)]
+        outcomes = self.learners.train(config, self.folder, by_rank, ranks=ranks, tensor=tensor, functions=functions)
+        return outcomes[0]
+
+
 @pytest.fixture(scope="module")
-def alone(children, folder, code, siblings) -> Outcome:
+def train(learners: Learners, qwen3: Path, code: Path) -> Trains:
+    return Trains(learners, qwen3, code)
+
+
+@pytest.fixture(scope="module")
+def alone(train, siblings) -> Outcome:
     """What the core trains: clipped surrogate, k3 and entropy bonus."""
-    return train(children, with_paths(code), folder, siblings)
+    return train(siblings)
 
 
 @pytest.mark.parametrize("how", [{}, {"max_tokens": 1000}, {"ranks": 2}, {"ranks": 2, "tensor": 2}], ids=str)
-def test_a_loss_that_computes_what_the_core_computes_trains_the_same(children, folder, code, siblings, alone, how):
-    config = with_paths(code, custom_loss_function_path="surrogate")
-    found = train(children, config, folder, siblings, **how)
-    assert distance(found.weights, alone.weights) < NEAR
+def test_a_loss_that_computes_what_the_core_computes_trains_the_same(train, siblings, alone, how) -> None:
+    outcome = train(siblings, custom_loss_function_path="surrogate", **how)
+    assert distance(outcome.weights, alone.weights) < NEAR
     for name in ("train/loss", "train/pg_loss", "train/kl_loss", "train/grad_norm", "train/entropy_loss"):
-        assert found.metrics[0][name] == pytest.approx(alone.metrics[0][name], rel=1e-5), name
+        assert outcome.metrics[0][name] == pytest.approx(alone.metrics[0][name], rel=1e-5), name
 
 
-def test_such_a_loss_averages_over_tokens_where_the_run_does(children, folder, code, samples):
-    algorithm = {**EVERYTHING, "calculate_per_token_loss": True}
-    expected = train(children, with_paths(code, algorithm=algorithm), folder, samples, per_token=True)
-    config = with_paths(code, algorithm=algorithm, custom_loss_function_path="surrogate")
-    found = train(children, config, folder, samples, per_token=True, ranks=2)
-    assert distance(found.weights, expected.weights) < NEAR
-
-
-@pytest.mark.parametrize("per_token", [False, True])
-def test_the_standard_reducer_trains_what_the_core_trains(children, folder, code, samples, per_token):
-    algorithm = {**EVERYTHING, "calculate_per_token_loss": per_token}
-    expected = train(children, with_paths(code, algorithm=algorithm), folder, samples, per_token=per_token)
-    config = with_paths(code, algorithm=algorithm, custom_pg_loss_reducer_function_path="mean_of_samples")
-    found = train(children, config, folder, samples, per_token=per_token, ranks=2)
-    assert distance(found.weights, expected.weights) < NEAR
-    assert found.metrics[0]["train/pg_loss"] == pytest.approx(expected.metrics[0]["train/pg_loss"], rel=1e-5)
+@pytest.mark.parametrize(
+    ("per_token", "function"),
+    [
+        (True, {"custom_loss_function_path": "surrogate"}),
+        (True, {"custom_pg_loss_reducer_function_path": "mean_of_samples"}),
+        (False, {"custom_pg_loss_reducer_function_path": "mean_of_samples"}),
+    ],
+    ids=["loss, per token", "reducer, per token", "reducer"],
+)
+def test_a_loss_and_a_reducer_average_as_the_run_does(train, samples, per_token, function) -> None:
+    how = {"algorithm": {**EVERYTHING, "calculate_per_token_loss": per_token}, "per_token": per_token}
+    expected, outcome = train(samples, **how), train(samples, ranks=2, **how, **function)
+    assert distance(outcome.weights, expected.weights) < NEAR
+    assert outcome.metrics[0]["train/pg_loss"] == pytest.approx(expected.metrics[0]["train/pg_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_advantages_that_a_function_sets_are_trained(children, folder, code, siblings, alone, ranks):
+def test_advantages_that_a_function_sets_are_trained(train, siblings, alone, ranks) -> None:
     algorithm = {**EVERYTHING, "advantage_estimator": "custom_advantage_function_path"}
-    config = with_paths(code, algorithm=algorithm, custom_advantage_function_path="given")
-    found = train(children, config, folder, siblings, ranks=ranks)
-    assert distance(found.weights, alone.weights) < NEAR
-    assert found.metrics[0]["train/pg_loss"] == pytest.approx(alone.metrics[0]["train/pg_loss"], rel=1e-5)
+    outcome = train(siblings, algorithm=algorithm, custom_advantage_function_path="given", ranks=ranks)
+    assert distance(outcome.weights, alone.weights) < NEAR
+    assert outcome.metrics[0]["train/pg_loss"] == pytest.approx(alone.metrics[0]["train/pg_loss"], rel=1e-5)
 
 
-def test_a_correction_that_changes_nothing_trains_the_same(children, folder, code, siblings, alone):
-    found = train(children, with_paths(code, custom_tis_function_path="unchanged"), folder, siblings)
-    assert found.metrics == alone.metrics
-    assert distance(found.weights, alone.weights) == 0.0
+@pytest.mark.parametrize(
+    "function",
+    [{"custom_tis_function_path": "unchanged"}, {"custom_model_provider_path": "provider"}, {"spec": "layers"}],
+    ids=lambda function: "".join(function),
+)
+def test_a_correction_that_changes_nothing_and_a_model_of_the_family_train_the_same(
+    train, siblings, alone, function
+) -> None:
+    outcome = train(siblings, **function)
+    assert outcome.metrics == alone.metrics
+    assert distance(outcome.weights, alone.weights) == 0.0
 
 
-def test_a_correction_that_rejects_everything_leaves_no_gradient(children, folder, code, siblings):
-    found = train(children, with_paths(code, custom_tis_function_path="reject_everything"), folder, siblings)
-    assert found.metrics[0]["train/grad_norm"] == 0.0
+def test_a_correction_that_rejects_everything_leaves_no_gradient(train, siblings) -> None:
+    outcome = train(siblings, custom_tis_function_path="reject_everything")
+    assert outcome.metrics[0]["train/grad_norm"] == 0.0
 
 
-@pytest.mark.parametrize("functions", [{"custom_model_provider_path": "provider"}, {"spec": "layers"}], ids=str)
-def test_a_model_that_a_function_builds_gets_the_weights_of_its_family(
-    children, folder, code, siblings, alone, functions
-):
-    found = train(children, with_paths(code, **functions), folder, siblings)
-    assert found.metrics == alone.metrics
-    assert distance(found.weights, alone.weights) == 0.0
+@pytest.mark.parametrize(
+    ("spec", "error", "named"),
+    [
+        ("without_mlp", CheckpointError, r"pre_mlp_layernorm\.weight"),
+        ("no_spec", PluginError, "--custom-model-provider-path"),
+    ],
+)
+def test_a_spec_that_has_no_place_for_a_weight_or_is_none_is_refused(train, siblings, spec, error, named) -> None:
+    with pytest.raises(error, match=named):
+        train(siblings, spec=spec)
 
 
-def test_a_model_without_a_place_for_a_weight_is_refused(children, folder, code, siblings):
-    with pytest.raises(CheckpointError, match=r"pre_mlp_layernorm\.weight.* qwen3 "):
-        train(children, with_paths(code, spec="without_mlp"), folder, siblings)
-
-
-def test_a_spec_that_returns_a_function_is_refused(children, folder, code, siblings):
-    message = "it returned a function; accepted: a layer spec of Megatron. .* named with --custom-model-provider-path"
-    with pytest.raises(PluginError, match=message):
-        train(children, with_paths(code, spec="no_spec"), folder, siblings)
-
-
-def test_megatron_hooks_are_called_in_order_with_what_slime_hands_over(children, folder, code, siblings, alone):
-    import json
-
-    functions = {
-        "custom_megatron_init_path": "started",
-        "custom_megatron_before_log_prob_hook_path": "before_log_probs",
-        "custom_megatron_before_train_step_hook_path": "before_step",
-    }
-    found = train(children, with_paths(code, **functions), folder, siblings)
-    assert found.metrics == alone.metrics
+def test_megatron_hooks_are_called_in_order_with_what_slime_hands_over(train, code, siblings, alone) -> None:
+    outcome = train(
+        siblings,
+        custom_megatron_init_path="started",
+        custom_megatron_before_log_prob_hook_path="before_log_probs",
+        custom_megatron_before_train_step_hook_path="before_step",
+    )
+    assert outcome.metrics == alone.metrics
     calls = json.loads(code.with_suffix(".json").read_text())
     (parameters,) = {call[1] for call in calls[1:3]}
     assert parameters > 10

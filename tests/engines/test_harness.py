@@ -15,14 +15,12 @@ from slime_core.weights.engine_control import call
 from tests.engines.conftest import MODEL
 
 
-async def test_a_real_engine_answers_and_ends_with_the_block(tmp_path):
-    sampling = SamplingParams(max_new_tokens=3, ignore_eos=True)
+async def test_a_real_engine_answers_and_ends_with_the_block(tmp_path) -> None:
     with real_engine(MODEL, logs=tmp_path) as url:
-        assert (
-            call(url, "/server_info", timeout_s=120.0)["dtype"] == "float32"
-        )  # as the checkpoint, not SGLang's float16
+        # As the checkpoint, not SGLang's float16.
+        assert call(url, "/server_info", timeout_s=120.0)["dtype"] == "float32"
         async with connect(url, vocab_size=16) as client:
-            (answer,) = await client.generate([3, 8, 4], sampling=sampling)
+            (answer,) = await client.generate([3, 8, 4], sampling=SamplingParams(max_new_tokens=3, ignore_eos=True))
         assert len(answer.token_ids) == len(answer.log_probs) == 3
     assert (tmp_path / "engine.log").stat().st_size > 0
 
@@ -44,7 +42,7 @@ def samples() -> list[Sample]:
 
 
 @pytest.mark.long
-def test_one_step_on_two_ranks_is_the_step_of_one():
+def test_one_step_on_two_ranks_is_the_step_of_one() -> None:
     advantages_B = np.array([1.0, -1.0, 0.5, -0.5], np.float32)
     flags = ["--plugin", "grpo", "--lr", "1e-3"]
     one, two = (train_step(samples(), advantages_B, model=MODEL, flags=flags, ranks=ranks) for ranks in (1, 2))
@@ -55,7 +53,7 @@ def test_one_step_on_two_ranks_is_the_step_of_one():
     assert one.metrics["train/grad_norm"] == pytest.approx(two.metrics["train/grad_norm"], rel=1e-4)
 
 
-def test_a_rank_that_fails_ends_the_step_with_its_error(tmp_path):
+def test_a_rank_that_fails_ends_the_step_with_its_error(tmp_path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_bytes((MODEL / "config.json").read_bytes())

@@ -6,47 +6,40 @@ embeddings, one sample at a time, and torch's AdamW.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ray import cloudpickle
 from safetensors.torch import load_file, save_file
 
-from slime_core.errors import RunError
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status, TrainBatch
-from tests.engines import pictures, test_learner
-from tests.engines.pictures import ARCHITECTURE, PATCH, PLACEHOLDER
-from tests.engines.test_learner import (
+from tests.engines import learners as shared
+from tests.engines import pictures
+from tests.engines.learners import (
     ADAM,
     ADVANTAGES,
+    EVERYTHING,
     NEAR,
     TEMPERATURE,
-    Children,
-    Job,
+    Learners,
     Outcome,
-    Reference,
     distance,
     random_model,
+    settings,
 )
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(test_learner)
+from tests.engines.pictures import ARCHITECTURE, PATCH, PLACEHOLDER
+from tests.engines.test_learner import Reference
 
 FAR = 100 * NEAR
-
-
-@pytest.fixture(scope="module")
-def children() -> Iterator[Children]:
-    found = Children()
-    yield found
-    found.stop()
+cut = partial(shared.cut, share_prompts=True)
+PICTURES = {"plugins": (pictures.__file__,), "architecture": ARCHITECTURE}
+Train = Callable[..., list[Outcome]]
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +58,11 @@ def samples() -> list[Sample]:
     """Three groups of four. The prompts of a group are the same ids around placeholders, and their pictures differ;
     the last group sees nothing."""
     random = np.random.default_rng(0)
-    found = []
+    samples = []
     for index in range(12):
         group, response = index // 4, int(random.integers(1, 9))
         prompt = [5, *[PLACEHOLDER] * (group + 1), 6, 7] if group < 2 else [8, 9, 10]
-        one = Sample(
+        sample = Sample(
             group_index=group,
             index=index,
             tokens=[*prompt, *random.integers(0, PLACEHOLDER, response).tolist()],
@@ -79,9 +72,9 @@ def samples() -> list[Sample]:
         )
         if group < 2:
             patches = torch.from_numpy(random.normal(size=(group + 1, PATCH)).astype(np.float32))
-            one.multimodal_train_inputs = {"pixel_values": patches}
-        found.append(one)
-    return found
+            sample.multimodal_train_inputs = {"pixel_values": patches}
+        samples.append(sample)
+    return samples
 
 
 class Seeing(Reference):
@@ -90,19 +83,17 @@ class Seeing(Reference):
     def __init__(self, folder: Path, samples: list[Sample]) -> None:
         self.picture = torch.nn.Parameter(load_file(folder / "model.safetensors")["model.picture.weight"])
         super().__init__(folder, samples)
-        decays = {"params": [self.picture], "weight_decay": ADAM["weight_decay"]}
-        self.optimizer.add_param_group(decays)
+        self.optimizer.add_param_group({"params": [self.picture], "weight_decay": ADAM["weight_decay"]})
         self.model.register_parameter("picture", self.picture)  # so that the norm of all gradients counts it
 
-    def log_probs(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits(self, sample: Sample) -> torch.Tensor:
         ids = torch.tensor(sample.tokens)
         embedded = self.model.get_input_embeddings()(ids)
         if sample.multimodal_train_inputs is not None:
             seen = sample.multimodal_train_inputs["pixel_values"] @ self.picture.T
             embedded = embedded.index_add(0, (ids == PLACEHOLDER).nonzero()[:, 0], seen)
-        logits_TV = self.model(inputs_embeds=embedded[None]).logits[0, sample.prompt_length - 1 : -1] / TEMPERATURE
-        log_p_UV = logits_TV.log_softmax(-1)
-        return log_p_UV.gather(1, ids[sample.prompt_length :, None])[:, 0], -(log_p_UV.exp() * log_p_UV).sum(-1)
+        logits_TV: torch.Tensor = self.model(inputs_embeds=embedded[None]).logits[0]
+        return logits_TV
 
 
 @pytest.fixture(scope="module")
@@ -112,50 +103,39 @@ def expected(folder: Path, samples: list[Sample]) -> dict[str, torch.Tensor]:
     reference.step(range(6))
     reference.step(range(6, 12))
     weights = {name: weight.detach() for name, weight in reference.model.named_parameters()}
-    return {"model.picture.weight" if name == "picture" else name: weight for name, weight in weights.items()}
+    weights["model.picture.weight"] = weights.pop("picture")
+    return weights
 
 
-def cut(samples: list[Sample], *, ranks: int = 1, max_tokens: int = 40) -> list[TrainBatch]:
-    plan = BatchPlan(num_ranks=ranks, num_steps=2, max_tokens=max_tokens, share_prompts=True)
-    return make_shards(samples, ADVANTAGES[: len(samples)], plan, rollout=0, temperature=TEMPERATURE)
-
-
-def train(children: Children, folder: Path, shards: list[TrainBatch], *, ranks: int = 1, **how: Any) -> Outcome:
-    config = test_learner.settings(algorithm=test_learner.EVERYTHING)
-    plugin = {"plugins": (pictures.__file__,), "architecture": ARCHITECTURE}
-    (found, *_) = children.run(Job(config, folder, [shards], **{**plugin, **how}), world_size=ranks)
-    return found
+@pytest.fixture
+def train(learners: Learners, folder: Path) -> Train:
+    return partial(learners.train, settings(algorithm=EVERYTHING), folder, **PICTURES)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 40, 1000])
-def test_every_packing_trains_what_plain_torch_trains(
-    children: Children, folder: Path, samples: list[Sample], expected: dict[str, torch.Tensor], max_tokens: int
-) -> None:
-    found = train(children, folder, cut(samples, max_tokens=max_tokens))
-    assert distance(found.weights, expected) < NEAR
+def test_every_packing_trains_what_plain_torch_trains(train, folder, samples, expected, max_tokens) -> None:
+    (outcome,) = train(cut(samples, max_tokens=max_tokens))
+    assert distance(outcome.weights, expected) < NEAR
     start = load_file(folder / "model.safetensors")
-    assert (found.weights["model.picture.weight"] - start["model.picture.weight"]).abs().max() > 1e-3
+    assert (outcome.weights["model.picture.weight"] - start["model.picture.weight"]).abs().max() > 1e-3
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", ["data", "tensor", "sequence", "pipeline"])
-def test_two_ranks_train_what_one_does(
-    children: Children, folder: Path, samples: list[Sample], expected: dict[str, torch.Tensor], layout: str
-) -> None:
-    how: dict[str, Any] = {"data": {}, "sequence": {"tensor": 2, "sequence": True}}.get(layout, {layout: 2})
-    shards = cut(samples, ranks=2) if layout == "data" else 2 * cut(samples)
-    assert distance(train(children, folder, shards, ranks=2, **how).weights, expected) < NEAR
+@pytest.mark.parametrize(
+    "layout", [{}, {"tensor": 2}, {"tensor": 2, "sequence": True}, {"pipeline": 2}], ids=lambda layout: "-".join(layout)
+)
+def test_two_ranks_train_what_one_does(train, samples, expected, layout) -> None:
+    shards = 2 * cut(samples) if layout else cut(samples, num_ranks=2)
+    assert distance(train(shards, ranks=2, **layout)[0].weights, expected) < NEAR
 
 
-def test_another_order_of_samples_in_a_row_trains_the_same(
-    children: Children, folder: Path, samples: list[Sample], expected: dict[str, torch.Tensor]
-) -> None:
+def test_another_order_of_samples_in_a_row_trains_the_same(train, samples, expected) -> None:
     (shard,) = cut(samples)
-    reversed_steps = tuple(
+    steps = tuple(
         replace(step, micro_batches=tuple(micro[::-1] for micro in reversed(step.micro_batches)))
         for step in shard.steps
     )
-    assert distance(train(children, folder, [replace(shard, steps=reversed_steps)]).weights, expected) < NEAR
+    assert distance(train([replace(shard, steps=steps)])[0].weights, expected) < NEAR
 
 
 def turned(shard: TrainBatch) -> TrainBatch:
@@ -165,42 +145,24 @@ def turned(shard: TrainBatch) -> TrainBatch:
     return replace(shard, inputs={"pixel_values": replace(pixels, starts_B=pixels.starts_B[order])})
 
 
-def test_pixels_of_another_sample_are_far_out_of_bounds(
-    children: Children, folder: Path, samples: list[Sample], expected: dict[str, torch.Tensor]
-) -> None:
+def test_pixels_of_another_sample_are_far_out_of_bounds(train, samples, expected) -> None:
     (shard,) = cut(samples)
-    assert distance(train(children, folder, [turned(shard)]).weights, expected) > FAR
+    assert distance(train([turned(shard)])[0].weights, expected) > FAR
 
 
-def judged(children: Children, folder: Path, shard: TrainBatch) -> dict[str, float]:
-    """Metrics of a critic that learns from ``shard``."""
-    config = test_learner.settings(algorithm={"advantage_estimator": "ppo"})
-    job = Job(config, folder, [[shard]], plugins=("ppo", pictures.__file__), architecture=ARCHITECTURE)
-    return children.run(job)[0].metrics[0]
-
-
-def test_a_critic_sees_what_the_actor_sees(children: Children, folder: Path, samples: list[Sample]) -> None:
+def test_a_critic_sees_what_the_actor_sees(learners, folder, samples) -> None:
     def rewarded(max_tokens: int) -> TrainBatch:
         plan = BatchPlan(num_ranks=1, num_steps=2, max_tokens=max_tokens)
-        how = {"rewards_B": ADVANTAGES, "rollout": 0, "temperature": TEMPERATURE}
+        how: Any = {"rewards_B": ADVANTAGES, "rollout": 0, "temperature": TEMPERATURE}
         return make_shards(samples, None, plan, **how)[0]
 
-    together, alone = (judged(children, folder, rewarded(max_tokens)) for max_tokens in (1000, 1))
+    def judged(shard: TrainBatch) -> dict[str, float]:
+        """Metrics of a critic that learns from the shard."""
+        config = settings(algorithm={"advantage_estimator": "ppo"})
+        outcomes = learners.train(config, folder, [shard], **{**PICTURES, "plugins": ("ppo", pictures.__file__)})
+        return outcomes[0].metrics[0]
+
+    together, alone, swapped = map(judged, (rewarded(1000), rewarded(1), turned(rewarded(1000))))
     for name in ("train/value_loss", "train/critic_grad_norm"):
         assert together[name] == pytest.approx(alone[name], rel=1e-5)
-    swapped = judged(children, folder, turned(rewarded(1000)))
     assert swapped["train/critic_grad_norm"] != pytest.approx(together["train/critic_grad_norm"], rel=1e-3)
-
-
-def test_a_model_that_takes_no_pixels_is_not_trained_without_them(
-    children: Children, folder: Path, samples: list[Sample], tmp_path: Path
-) -> None:
-    blind = random_model(tmp_path, seed=0)
-    with pytest.raises(RunError, match=r" pixel_values .*multimodal_train_inputs.* 'qwen3' of plugin 'models' "):
-        train(children, blind, cut(samples), plugins=(), architecture="Qwen3ForCausalLM")
-
-
-@pytest.mark.long
-def test_parts_of_a_row_are_refused(children: Children, folder: Path, samples: list[Sample]) -> None:
-    with pytest.raises(RunError, match=r"pixel_values .* context_parallel_size = 2"):
-        train(children, folder, 2 * cut(samples), ranks=2, context=2)

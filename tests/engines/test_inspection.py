@@ -1,10 +1,12 @@
-"""Nodes and actors whose plugins are not the driver's, on real Ray."""
+"""Nodes and actors that differ from the driver, on real Ray: their plugins, files and GPUs."""
 
 from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,40 +22,22 @@ from slime_core.runtime import session
 from slime_core.runtime.actors import Launch, start_actor
 from slime_core.runtime.session import Session, inspect_nodes, require_inputs
 from slime_core.runtime.waiting import wait
+from tests.nodes import acme_toy, cluster
 
-HOOKS = """
-from slime_core import Component, hookimpl
-@hookimpl
-def slime_register_reward_models():
-    yield Component("length", target="acme_toy.code:Length")
-"""
 Site = Callable[..., Path]
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """Makes folders with distribution acme-toy; the first one is on this process's path."""
-
-    def make(name: str, *, version: str = "1.0", code: str = "class Length: pass\n") -> Path:
-        folder = tmp_path / name
-        info = folder / f"acme_toy-{version}.dist-info"
-        for path in (info, folder / "acme_toy"):
-            path.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: acme-toy\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text("[slime]\ntoy = acme_toy.plugin\n")
-        (folder / "acme_toy" / "plugin.py").write_text(HOOKS)
-        (folder / "acme_toy" / "__init__.py").touch()
-        (folder / "acme_toy" / "code.py").write_text(code)
-        return folder
-
-    monkeypatch.syspath_prepend(make("driver"))
-    yield make
+    monkeypatch.syspath_prepend(acme_toy(tmp_path / "driver"))
+    yield lambda name, **content: acme_toy(tmp_path / name, **content)
     for module in [name for name in sys.modules if name.startswith("acme_toy")]:
         del sys.modules[module]
 
 
 def refusal_of_an_actor(manifest: Manifest, folder: Path) -> str:
-    """What a sampler says that has ``folder`` on its path."""
+    """The message of a sampler that has ``folder`` on its path."""
     actor = start_actor(Launch("sampler", env={"PYTHONPATH": str(folder)}), SamplerActor, manifest)
     try:
         with pytest.raises(ManifestMismatch) as failure:
@@ -63,17 +47,12 @@ def refusal_of_an_actor(manifest: Manifest, folder: Path) -> str:
         ray.kill(actor.handle)
 
 
-def test_a_node_with_the_drivers_plugins_passes(ray_session: Session) -> None:
+def test_a_node_with_the_drivers_plugins_passes_and_one_without_is_named(ray_session: Session, site: Site) -> None:
     inspect_nodes(activate(["grpo"]).manifest)
-
-
-def test_a_node_without_a_plugin_is_refused_with_its_name(ray_session: Session, site: Site) -> None:
     with pytest.raises(ManifestMismatch) as failure:
         inspect_nodes(activate(["toy"]).manifest)
     lines = str(failure.value).splitlines()
-    assert lines[0].startswith("1 of 1 nodes ")
-    assert lines[2].split()[0] == socket.gethostname()
-    assert (lines[2].split()[-1], len(lines)) == ("missing", 4)
+    assert (lines[2].split()[0], lines[2].split()[-1], len(lines)) == (socket.gethostname(), "-", 4)
 
 
 def test_a_node_without_what_the_run_reads_is_named(ray_session: Session, tmp_path: Path) -> None:
@@ -91,18 +70,19 @@ def test_a_node_without_what_the_run_reads_is_named(ray_session: Session, tmp_pa
     assert lines == [f"{node}{path}" for path in (empty, absent, full / "train.jsonl")]
 
 
-def test_an_actor_refuses_another_version_and_names_its_node(ray_session: Session, site: Site) -> None:
+def test_an_actor_refuses_another_version_and_another_content_and_names_its_node(
+    ray_session: Session, site: Site
+) -> None:
     manifest = activate(["toy"]).manifest
-    message = refusal_of_an_actor(manifest, site("other", version="2.0"))
+    newer = refusal_of_an_actor(manifest, site("newer", version="2.0"))
     content = manifest.entries[1].digest[:12]
-    row = message.splitlines()[2].split()
-    assert row == [socket.gethostname(), "toy", "acme-toy", "1.0", content, "acme-toy", "2.0", content, "version"]
-
-
-def test_an_actor_refuses_another_content_of_the_same_version(ray_session: Session, site: Site) -> None:
-    manifest = activate(["toy"]).manifest
-    message = refusal_of_an_actor(manifest, site("other", code="class Length: changed = True\n"))
-    assert message.splitlines()[2].endswith(" acme_toy/code.py")
+    title, _, row, *_ = newer.splitlines()
+    assert socket.gethostname() in title
+    assert row.split() == ["toy", "acme-toy", "1.0", content, "acme-toy", "2.0", content]
+    edited = refusal_of_an_actor(manifest, site("edited", code="class Length: changed = True\n"))
+    *_, other = edited.splitlines()[2].split()
+    assert content in edited
+    assert other != content
 
 
 def test_an_actor_with_the_same_files_elsewhere_attaches(ray_session: Session, site: Site, tmp_path: Path) -> None:
@@ -131,3 +111,43 @@ def _names(manifest: Manifest) -> list[str]:
 
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test files
+
+
+# --- The device of a cluster that is joined: its nodes decide, not the torch of the driver ----------------------------
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A head without a GPU, as of the driver, and a node with four."""
+    with cluster({"num_gpus": 0}, {"num_gpus": 4}) as address:
+        yield address
+
+
+def in_a_new_process(code: str) -> str:
+    """What ``code`` prints. This process may have joined the cluster that other tests share, and Ray joins only one."""
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=120).stdout
+
+
+def test_the_nodes_of_the_cluster_decide(address: str) -> None:
+    printed = in_a_new_process(
+        f"""
+        import ray
+        from slime_core.config.load import load
+        from slime_core.runtime.layout import device_of
+        from slime_core.runtime.session import Session, gpus_at
+
+        config = load(["--ray-address", "{address}"], check_rules=False).config
+        print(gpus_at("127.0.0.1:1"), gpus_at("{address}"), ray.is_initialized())
+        with Session("{address}", namespace="run"):  # as the run that follows
+            print(device_of(config), gpus_at("{address}/"), ray.is_initialized())
+        """
+    )
+    assert printed == "None 4 False\ngpu 4 True\n"
+
+
+def test_check_says_what_auto_means_there(address: str) -> None:
+    words = ["check", "--plugin", "grpo", "--ray-address", address]
+    printed = in_a_new_process(f"from slime_core.cli.main import main; assert main({words}) == 0")
+    assert "device auto: cuda\n" in printed
+    assert "2 bundles of 1 GPU + 1 CPU" in printed

@@ -1,20 +1,17 @@
 """One rollout trained in every kind of layout gives what one rank gives, one rank what torch gives.
 
-``python -m campaigns.exactness --small`` trains once; ``make layouts`` runs all cases in all layouts,
-``make mutants`` shows that the comparison notices learners that are broken on purpose.
+``campaigns.exactness --small`` trains once, ``campaigns.critic`` one PPO rollout; ``make layouts`` runs all cases in
+all layouts, ``make mutants`` shows that the comparisons notice learners and critics that are broken on purpose.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.engines.conftest import campaign
+
 BOUND = 1e-5
 METRIC_BOUND = 5e-5
 """Some are differences of log-probs, whose last bits are up to 8e-6 of them."""
@@ -37,35 +34,39 @@ NAMES = [(layout, case) for layout, cases in ROWS.items() for case in cases]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
     target = tmp_path_factory.mktemp("exactness") / "found.json"
-    words = [sys.executable, "-m", "campaigns.exactness", "--small", "--no-mutants", "--json", target]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1500)
-    assert target.exists(), done.stderr
-    return json.loads(target.read_text())
-
-
-@pytest.fixture(scope="module")
-def rows(found: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(row["layout"], row["case"]): row for row in found["rows"]}
-
-
-def test_every_case_is_trained_in_its_layouts(rows):
-    assert rows.keys() == set(NAMES)
+    found = campaign("exactness", target, "--small", "--no-mutants")["rows"]
+    assert {(row["layout"], row["case"]) for row in found} == set(NAMES)
+    return {(row["layout"], row["case"]): row for row in found}
 
 
 @pytest.mark.parametrize(("layout", "case"), NAMES)
-def test_a_layout_finds_the_loss_the_metrics_and_the_gradients_of_one_rank(rows, layout, case):
+def test_a_layout_finds_the_loss_the_metrics_and_the_gradients_of_one_rank_and_steps_as_it(rows, layout, case) -> None:
     row = rows[layout, case]
     assert not row["failure"]
     assert row["loss"] <= BOUND
     assert row["grad_norm"] <= BOUND
     assert row["metric"] <= METRIC_BOUND, row["where"]
     assert row["gradient"] <= BOUND, row["where"]
-
-
-@pytest.mark.parametrize(("layout", "case"), NAMES)
-def test_a_layout_steps_as_one_rank_does_and_all_its_ranks_hold_the_same(rows, layout, case):
-    row = rows[layout, case]
     assert row["change"] <= STEP_BOUND, row["where"]
     assert row["ranks"] == 0.0
+
+
+CRITICS = ("Hugging Face", "DP2", "TP2", "TP2, SP", "PP2", "PP2, VPP2", "CP2", "PP2, tied", "CP2, constant divisor")
+RESUMED = ("resumed, DP1", "resumed, TP2, SP")
+
+
+@pytest.fixture(scope="module")
+def critics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    found = campaign("critic", tmp_path_factory.mktemp("critic") / "rows.json", "--no-mutants")
+    assert {row["layout"] for row in found} == {*CRITICS, *RESUMED}
+    return {row["layout"]: row for row in found}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CRITICS + RESUMED)
+def test_a_critic_finds_the_values_and_the_gradients_of_one_rank_also_resumed_after_a_nap(critics, name) -> None:
+    row = critics[name]
+    bound = 0.0 if name == "resumed, DP1" else BOUND
+    assert max(row[number] for number in ("values", "returns", "metric", "gradient")) <= bound, row

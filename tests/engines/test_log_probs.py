@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
-from datetime import timedelta
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from slime_core.ops.log_probs import KeptTokens, log_probs_and_entropy
+from tests.engines.learners import Make
 
 ROWS, TARGETS = torch.tensor([0, 1, 3, 3]), torch.tensor([4, 11, 0, 6])
 SLOPES, BENDS, TEMPERATURE = torch.tensor([1.0, -2.0, 0.5, 3.0]), torch.tensor([0.1, 1.0, -1.0, 0.5]), 0.7
@@ -32,14 +30,12 @@ def whole_logits() -> torch.Tensor:
     return logits_TV
 
 
-def on_rank(rank: int, size: int, folder: Path) -> None:
-    """Run as a program: a forked child would inherit the process group of another test."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600))
-    found = []
+def on_rank(make: Make, store: Path) -> list[list[torch.Tensor]]:
+    """Log-probs, entropies and gradients of each chunk size, of all tokens and of the candidates."""
+    make.join(store)
+    results = []
     for chunk_size, kept in product(CHUNKS, (None, KEPT)):
-        part_TV = whole_logits().chunk(size, dim=1)[rank].contiguous().requires_grad_() * 1
+        part_TV = whole_logits().chunk(make.num_ranks, dim=1)[make.rank].contiguous().requires_grad_() * 1
         log_probs_U, entropy_U = log_probs_and_entropy(
             part_TV,
             rows_U=ROWS,
@@ -51,9 +47,8 @@ def on_rank(rank: int, size: int, folder: Path) -> None:
             kept=kept,
         )
         (slopes,) = torch.autograd.grad((log_probs_U * SLOPES).sum() + (entropy_U * BENDS).sum(), part_TV)
-        found.append([one.detach().tolist() for one in (log_probs_U, entropy_U, slopes)])
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+        results.append([log_probs_U.detach(), entropy_U.detach(), slopes])
+    return results
 
 
 def whole(theirs: torch.Tensor, sets: Sequence[Sequence[int]] | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,28 +65,14 @@ def whole(theirs: torch.Tensor, sets: Sequence[Sequence[int]] | None) -> tuple[t
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_vocabulary_split_over_ranks_is_the_whole_one(tmp_path, size):
-    ranks = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(size), str(tmp_path)], stderr=subprocess.PIPE)
-        for rank in range(size)
-    ]
-    try:
-        errors = [rank.communicate(timeout=1200)[1].decode() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, errors
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
-    for each, sets in zip(zip(*found, strict=True), cycle([None, SETS])):
+def test_a_vocabulary_split_over_ranks_is_the_whole_one(learners, tmp_path, size) -> None:
+    ranks = learners(partial(on_rank, store=tmp_path / "store"), ranks=size)
+    for results, sets in zip(zip(*ranks, strict=True), cycle([None, SETS])):
         theirs = whole_logits().double().requires_grad_()
         expected_U, entropy_U = whole(theirs, sets)
-        assert all(one[:2] == each[0][:2] for one in each), "ranks do not agree to the bit"
-        slopes = torch.tensor([one[2] for one in each]).permute(1, 0, 2).flatten(1)
-        values_U, entropies_U = (torch.tensor(part) for part in each[0][:2])
+        values_U, entropies_U, _ = results[0]
+        assert all(torch.equal(values_U, other[0]) and torch.equal(entropies_U, other[1]) for other in results)
+        slopes = torch.cat([result[2] for result in results], dim=1)
         torch.testing.assert_close(values_U.double(), expected_U.detach(), rtol=1e-6, atol=2e-6)
         torch.testing.assert_close(entropies_U.double(), entropy_U.detach(), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(slopes.double(), theirs.grad, rtol=1e-5, atol=1e-6)
-
-
-if __name__ == "__main__":
-    on_rank(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -29,7 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {"dense": DENSE, "wide": WIDE, "mixture": MI
 def build(megatron: Any, model: str, layers: int, **overrides: object) -> Any:
     fields = {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "rope_theta": 1e4, **MODELS[model]}
     config = {**fields, "num_hidden_layers": layers, "tie_word_embeddings": False}
-    (chunk,) = MBridgeSpec(None, RunView()).build(config, dtype=torch.float32, parallel=megatron, overrides=overrides)
+    (chunk,) = MBridgeSpec(RunView()).build(config, dtype=torch.float32, parallel=megatron, overrides=overrides)
     return chunk
 
 
@@ -89,22 +89,21 @@ RECOMPUTED: dict[str, tuple[dict[str, object], Cut]] = {
 
 @pytest.mark.parametrize("recompute", RECOMPUTED)
 @pytest.mark.parametrize("model", MODELS)
-def test_activations_of_layers_are_as_planned_within_a_tenth(megatron, model, recompute):
+def test_activations_of_layers_are_as_planned_within_a_tenth(megatron, model, recompute) -> None:
     """Of the second and third pair of layers, because what is kept at the ends of the model is not planned."""
     settings, cut = RECOMPUTED[recompute]
     if model == "mixture" and recompute == "mlp":
         cut = Cut(recompute="none")  # Megatron's mlp is that of layers without experts
-    sizes = [2, 4]
-    chunks = [build(megatron, model, layers, **settings) for layers in sizes]
-    measured = kept_bytes(chunks[1]) - kept_bytes(chunks[0])
+    small, large = (build(megatron, model, layers, **settings) for layers in (2, 4))
+    measured = kept_bytes(large) - kept_bytes(small)
     planned = [
         usage(size_of(chunk, model, layers), cut, TRAINING).parts["activations"]
-        for chunk, layers in zip(chunks, sizes, strict=True)
+        for chunk, layers in ((small, 2), (large, 4))
     ]
     assert planned[1] - planned[0] == pytest.approx(measured, rel=0.1)
 
 
-def test_a_shared_critic_adds_a_model_without_output_weights(megatron):
+def test_a_shared_critic_adds_a_model_without_output_weights(megatron) -> None:
     size = size_of(build(megatron, "dense", 2), "dense", 2)
     alone, both = (usage(size, Cut(), Training(tokens=TOKENS, item=4, critic=critic)) for critic in (False, True))
     assert both.parts["weights"] - alone.parts["weights"] == alone.parts["weights"] - 4 * size.output
@@ -113,7 +112,7 @@ def test_a_shared_critic_adds_a_model_without_output_weights(megatron):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_weights_gradients_and_optimizer_are_as_held(megatron, model):
+def test_weights_gradients_and_optimizer_are_as_held(megatron, model) -> None:
     from slime_core.config.learning import OptimizerConfig
     from slime_core.learner.optimizer import build_optimizer, wrap
 

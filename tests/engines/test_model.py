@@ -1,8 +1,7 @@
-"""The Megatron model computes what the Hugging Face model computes, and holds the same weights."""
+"""What the Megatron model of every family has in common; ``test_families.py`` compares each with Hugging Face."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,208 +12,96 @@ import torch
 
 from slime_core import RunView
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.modeling.layout import ParallelLayout
 from slime_core.modeling.spec import MBridgeSpec
 from slime_core.opaque import column
+from tests.engines.families import build, config_of, of_hugging_face, packed_logits, write
 
 # Megatron warns about its own calls between its own modules.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
 
+FAMILY = "qwen3"
 LENGTHS = (5, 1, 12, 3, 17, 2, 8, 9)
 ROUNDING = 1e-5
 """Logits differ by up to 1.5e-6, most on a CPU without AVX; where two sequences attend to each other, by 2.5."""
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Qwen3 checkpoint of 3 layers, whose norms are not all ones."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=128,
-        rope_theta=1e4,
-        tie_word_embeddings=request.param,
-        initializer_range=0.1,
-    )
-    model = Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    target = tmp_path_factory.mktemp("qwen3")
-    model.save_pretrained(target)
-    return target
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(FAMILY, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
-def hugging_face(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return found
+def chunk(megatron, folder: Path) -> Any:
+    _, (chunk,) = build(FAMILY, folder, megatron)
+    return chunk
 
 
-def build(folder: Path, layout: ParallelLayout, **overrides: Any) -> tuple[MBridgeSpec, list[Any]]:
-    spec = MBridgeSpec(None, RunView())
-    chunks = spec.build(config_of(folder), dtype=torch.float32, parallel=layout, overrides=overrides)
-    spec.load_weights(chunks, folder)
-    return spec, chunks
-
-
-def rows(lengths: tuple[int, ...] = LENGTHS) -> list[torch.Tensor]:
+def rows() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
-    return [torch.randint(0, 96, (length,), generator=generator) for length in lengths]
+    return [torch.randint(0, 16, (length,), generator=generator) for length in LENGTHS]
 
 
-def packed_logits(chunk: Any, sequences: list[torch.Tensor], *, tail: int = 0) -> torch.Tensor:
-    """Logits of all sequences as one row, ``tail`` padding tokens at its end left out."""
-    from megatron.core.packed_seq_params import PackedSeqParams
-
-    ends = torch.tensor([0, *(len(sequence) for sequence in sequences)]).cumsum(0).int()
-    tokens = torch.cat([*sequences, torch.zeros(tail, dtype=torch.int64)])[None]
-    positions = torch.cat([torch.arange(len(sequence)) for sequence in sequences] + [torch.arange(tail)])[None]
-    longest = max(len(sequence) for sequence in sequences)
-    packed = PackedSeqParams(
-        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
-    )
-    logits: torch.Tensor = chunk(tokens, positions, None, packed_seq_params=packed)
-    return logits[0, : int(ends[-1])]
+@torch.no_grad()
+def test_padding_at_the_end_of_the_row_changes_nothing(chunk) -> None:
+    assert torch.allclose(packed_logits(chunk, rows(), tail=7), packed_logits(chunk, rows()), rtol=0, atol=ROUNDING)
 
 
-def test_packed_logits_equal_those_of_each_row_alone(megatron, folder, hugging_face):
-    _, (chunk,) = build(folder, megatron)
-    with torch.no_grad():
-        alone = torch.cat([hugging_face(row[None]).logits[0] for row in rows()])
-        assert (packed_logits(chunk, rows()) - alone).abs().max() < ROUNDING
-
-
-def test_padding_at_the_end_of_the_row_changes_nothing(megatron, folder):
-    _, (chunk,) = build(folder, megatron)
-    with torch.no_grad():
-        assert torch.allclose(packed_logits(chunk, rows(), tail=7), packed_logits(chunk, rows()), rtol=0, atol=ROUNDING)
-
-
-def test_the_order_of_sequences_in_the_row_does_not_matter(megatron, folder):
-    _, (chunk,) = build(folder, megatron)
+@torch.no_grad()
+def test_the_order_of_sequences_in_the_row_does_not_matter(chunk) -> None:
     sequences, order = rows(), [3, 0, 7, 5, 1, 6, 2, 4]
-    with torch.no_grad():
-        straight = packed_logits(chunk, sequences).split(LENGTHS)
-        shuffled = packed_logits(chunk, [sequences[i] for i in order]).split([LENGTHS[i] for i in order])
+    straight = packed_logits(chunk, sequences).split(LENGTHS)
+    shuffled = packed_logits(chunk, [sequences[i] for i in order]).split([LENGTHS[i] for i in order])
     for position, original in enumerate(order):
         assert torch.allclose(shuffled[position], straight[original], rtol=0, atol=ROUNDING)
 
 
-def test_the_gradient_of_a_packed_loss_equals_hugging_faces(megatron, folder, hugging_face):
-    spec, (chunk,) = build(folder, megatron)
-    log_probabilities(packed_logits(chunk, rows())).backward()
-    log_probabilities(torch.cat([hugging_face(row[None]).logits[0] for row in rows()])).backward()
-    gradients = {name: parameter.grad for name, parameter in hugging_face.named_parameters()}
-    for parameter in chunk.parameters():
-        parameter.data = parameter.grad  # exported under Hugging Face names like weights
-    for name, gradient in spec.export_weights([chunk]):
-        assert (gradient - gradients.pop(name)).norm() < 1e-5 * gradient.norm(), name
-    assert not gradients
-
-
-def log_probabilities(logits_TV: torch.Tensor) -> torch.Tensor:
-    targets_T = torch.cat(rows()).roll(-1)
-    return logits_TV.log_softmax(-1).gather(1, targets_T[:, None]).mean()
-
-
-def test_weights_come_back_bit_for_bit(megatron, folder, hugging_face):
-    spec, chunks = build(folder, megatron)
-    exported = dict(spec.export_weights(chunks))
-    original = dict(hugging_face.named_parameters())
-    assert exported.keys() == original.keys()
-    assert all(torch.equal(exported[name], original[name]) for name in original)
-
-
-def test_bfloat16_weights_come_back_rounded_once(megatron, folder, hugging_face):
-    spec = MBridgeSpec(None, RunView())
-    chunks = spec.build(config_of(folder), dtype=torch.bfloat16, parallel=megatron)
-    spec.load_weights(chunks, folder)
-    original = dict(hugging_face.named_parameters())
-    assert all(torch.equal(weight, original[name].bfloat16()) for name, weight in spec.export_weights(chunks))
-
-
-def test_a_tied_model_leaves_no_trace_for_an_untied_one(megatron):
+def test_a_tied_model_leaves_no_trace_for_an_untied_one(megatron, tmp_path) -> None:
     from mbridge.models.qwen3 import Qwen3Bridge
 
+    build(FAMILY, write(FAMILY, tmp_path, tie_word_embeddings=True), megatron)
     assert Qwen3Bridge._DIRECT_MAPPING["output_layer.weight"] == "lm_head.weight"
 
 
-def test_a_checkpoint_with_a_foreign_weight_is_refused(megatron, folder, hugging_face, tmp_path):
-    hugging_face.register_parameter("stranger", torch.nn.Parameter(torch.zeros(2)))
-    hugging_face.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"no place for \['stranger'\]"):
-        build(tmp_path, megatron)
-
-
-def test_losses_of_a_router_that_would_be_weighted_wrongly_are_refused(megatron):
-    from transformers import Qwen3MoeConfig
-
-    config = Qwen3MoeConfig(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=128,
-        moe_intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_experts=4,
-        num_experts_per_tok=2,
-    ).to_dict()
-    MBridgeSpec(None, RunView()).build(config, dtype=torch.float32, parallel=megatron)
-    with pytest.raises(ConfigError, match=r"moe_z_loss_coeff 0\.1"):
-        MBridgeSpec(None, RunView()).build(
-            config, dtype=torch.float32, parallel=megatron, overrides={"moe_z_loss_coeff": 0.1}
-        )
-
-
-def test_full_recomputation_gives_the_same_logits(megatron, folder):
-    _, (plain,) = build(folder, megatron)
-    recomputed = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    _, (chunk,) = build(folder, megatron, **recomputed)
-    assert torch.equal(packed_logits(chunk, rows()), packed_logits(plain, rows()))
+def test_a_checkpoint_with_a_foreign_weight_is_refused(megatron, folder, tmp_path) -> None:
+    model = of_hugging_face(folder)
+    model.register_parameter("stranger", torch.nn.Parameter(torch.zeros(2)))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="stranger"):
+        build(FAMILY, tmp_path, megatron)
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
-    [("context_parallel_size", "context parallel size 2"), ("tensor_model_parallel_size", "add --sequence-parallel")],
+    ("family", "fields", "overrides", "named"),
+    [
+        ("qwen3_moe", {}, {"moe_z_loss_coeff": 0.1}, r"moe_z_loss_coeff 0\.1"),
+        ("qwen3", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, {}, "'yarn'"),
+    ],
 )
-def test_layouts_in_which_multi_latent_attention_does_not_train_are_refused(megatron, folder, size, said):
+def test_a_router_loss_of_a_wrong_weight_and_scaled_positions_are_refused(
+    megatron, family, fields, overrides, named
+) -> None:
+    config = config_of(family).to_dict() | fields
+    with pytest.raises(ConfigError, match=named):
+        MBridgeSpec(RunView()).build(config, dtype=torch.float32, parallel=megatron, overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    ("size", "named"),
+    [("context_parallel_size", "context parallel size 2"), ("tensor_model_parallel_size", "--sequence-parallel")],
+)
+def test_layouts_in_which_multi_latent_attention_does_not_train_are_refused(chunk, size, named) -> None:
     from megatron.core.transformer.enums import AttnMaskType
 
     from slime_core.modeling.layers import PackedAttention
 
-    _, (chunk,) = build(folder, megatron)
     setattr(chunk.config, size, 2)
     chunk.config.multi_latent_attention = True
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=named):
         PackedAttention(chunk.config, 1, AttnMaskType.causal, "self")
 
 
-def test_scaled_rotary_positions_are_refused(megatron, folder):
-    scaled = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}
-    with pytest.raises(ConfigError, match="'yarn'"):
-        MBridgeSpec(None, RunView()).build({**config_of(folder), **scaled}, dtype=torch.float32, parallel=megatron)
-
-
 @pytest.mark.parametrize(("embeds", "names"), [(True, {"pixels"}), (False, set())])
-def test_only_a_chunk_that_embeds_tokens_is_handed_inputs(megatron, embeds, names):
+def test_only_a_chunk_that_embeds_tokens_is_handed_inputs(megatron, embeds, names) -> None:
     from slime_core.learner.micro_batches import RowInputs
     from slime_core.learner.trained_model import model_inputs
 
@@ -224,7 +111,7 @@ def test_only_a_chunk_that_embeds_tokens_is_handed_inputs(megatron, embeds, name
     assert model_inputs(wrapped, RowInputs(), torch.device("cpu")) == {}
 
 
-def test_rotary_positions_wait_for_no_device(megatron):
+def test_rotary_positions_wait_for_no_device(megatron) -> None:
     """Reading a number of a meta tensor fails, as it waits on a GPU; what Megatron reads is on the host."""
     from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_emb
 
@@ -240,20 +127,19 @@ def test_rotary_positions_wait_for_no_device(megatron):
         apply_rotary_pos_emb(keys, angles, config, cu_seqlens=whole.to("meta"), cp_group=group)
 
 
-def test_the_kernel_for_unequal_lengths_gives_the_same_logits_and_gradients(megatron, folder, monkeypatch):
+def test_the_kernel_for_unequal_lengths_gives_the_same_logits_and_gradients(chunk, monkeypatch) -> None:
     from torch.nn.attention import varlen
 
     from slime_core.modeling import rows as room
     from tests.unit.modeling.test_attention import loop
 
-    _, (chunk,) = build(folder, megatron)
-    found = []
-    for taken in (False, True):
-        monkeypatch.setattr(room, "takes_spans", lambda *_, taken=taken, **__: taken)
-        monkeypatch.setattr(varlen, "varlen_attn", loop)
+    monkeypatch.setattr(varlen, "varlen_attn", loop)
+    results = []
+    for takes in (False, True):
+        monkeypatch.setattr(room, "takes_spans", lambda *_, takes=takes, **__: takes)
         chunk.zero_grad()
         logits = packed_logits(chunk, rows())
         logits.square().sum().backward()
-        found.append([logits.detach(), *(parameter.grad.clone() for parameter in chunk.parameters())])
-    for padded, taken in zip(*found, strict=True):
-        assert torch.allclose(padded, taken, rtol=1e-4, atol=1e-4 * float(padded.abs().max()))
+        results.append([logits.detach(), *(parameter.grad.clone() for parameter in chunk.parameters())])
+    for padded, spanned in zip(*results, strict=True):
+        assert torch.allclose(padded, spanned, rtol=1e-4, atol=1e-4 * float(padded.abs().max()))

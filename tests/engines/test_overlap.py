@@ -1,89 +1,47 @@
-"""Training with overlapped exchanges gives the weights of training without, in processes of their own."""
+"""Training with overlapped exchanges gives the weights of training without."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 
-from slime_core.config.learning import AlgorithmConfig, OptimizerConfig
-from slime_core.config.schema import ClusterConfig, MegatronConfig, RunConfig
-from slime_core.modeling.layout import ParallelLayout
-from slime_core.rollout.shards import BatchPlan, make_shards
+from slime_core.config.schema import MegatronConfig
 from slime_core.types import Sample, TrainBatch
 from tests.checkpoints import write_copies
-from tests.engines.families import build, write
-from tests.ranks import free_address, learner_of, prepare, run_ranks
+from tests.engines.families import write
+from tests.engines.learners import Learners, Make, cut, equal, settings, weights_of
 
-ROOT = Path(__file__).parents[2]
-FAMILY, LENGTHS, ROLLOUTS = "qwen3_moe", (9, 4, 12, 6, 7, 11, 5, 8), 3
+pytestmark = pytest.mark.long
+
+LENGTHS, ROLLOUTS = (9, 4, 12, 6, 7, 11, 5, 8), 3
 REDUCE, GATHER = "overlap_grad_reduce", "overlap_param_gather"
 FULL = (("recompute_granularity", "full"), ("recompute_method", "uniform"), ("recompute_num_layers", 1))
 BUCKET = 3000
 """Parameters; a tiny layer has several buckets, and the exchange of some starts in the backward pass."""
 
-LAYOUTS = {
-    "DP2": (2, ParallelLayout(), ()),
-    "DP2 recomputed": (2, ParallelLayout(), FULL),
-    "DP2 silent": (2, ParallelLayout(), ()),
-    "EP2": (2, ParallelLayout(expert=2), ()),
-    "PP2xDP2": (4, ParallelLayout(pipeline=2), ()),
-    "PP2xVPP2": (2, ParallelLayout(pipeline=2, virtual_pipeline=2), ()),
+LAYOUTS: dict[str, tuple[int, dict[str, int], Any]] = {
+    "DP2": (2, {}, ()),
+    "DP2 recomputed": (2, {}, FULL),
+    "DP2 silent": (2, {}, ()),
+    "EP2": (2, {"expert": 2}, ()),
+    "PP2xDP2": (4, {"pipeline": 2}, ()),
+    "PP2xVPP2": (2, {"pipeline": 2, "virtual_pipeline": 2}, ()),
 }
 WAYS = {"none": (), "both": (REDUCE, GATHER), "reduce": (REDUCE,), "gather": (GATHER,)}
 
 
-def ways(layout: str) -> list[str]:
-    """All of them in the simplest layout, two in the others."""
-    return list(WAYS) if layout == "DP2" else ["none", "both"]
-
-
-def shards(num_ranks: int, rollout: int) -> list[TrainBatch]:
+def shards(rollout: int, num_ranks: int) -> list[TrainBatch]:
     """Two optimizer steps of several micro-batches on each rank."""
     random = np.random.default_rng(rollout)
     samples = [
-        Sample(
-            index=i,
-            tokens=random.integers(0, 16, length).tolist(),
-            response_length=2,
-            rollout_log_probs=[-1.0, -1.0],
-        )
-        for i, length in enumerate(LENGTHS)
+        Sample(index=i, tokens=random.integers(0, 16, n).tolist(), response_length=2, rollout_log_probs=[-1.0, -1.0])
+        for i, n in enumerate(LENGTHS)
     ]
-    advantages_B = random.normal(size=len(samples)).astype(np.float32)
-    plan = BatchPlan(num_ranks=num_ranks, num_steps=2, max_tokens=12)
-    return make_shards(samples, advantages_B, plan, rollout=rollout, temperature=1.0)
-
-
-def learner(way: str, layout: str, rank: int, address: str, folder: Path) -> Any:
-    """Its steps are never clipped: a norm is summed in the order of the buckets, whose number differs."""
-    ranks, parallel, recomputation = LAYOUTS[layout]
-    config = RunConfig(
-        cluster=ClusterConfig(device="cpu"),
-        algorithm=AlgorithmConfig(),
-        optimizer=OptimizerConfig(lr=1e-3, clip_grad=1e9),
-        megatron=MegatronConfig(given=(*recomputation, *((name, True) for name in WAYS[way]))),
-    )
-    return learner_of(config, folder, "Qwen3MoeForCausalLM", rank=rank, ranks=ranks, address=address, layout=parallel)
-
-
-def weights(of: Any) -> dict[str, torch.Tensor]:
-    return {name: weight.clone() for name, weight in of.export_weights()}
-
-
-def join_once() -> None:
-    """The first learner of this process joins the group, the others find it."""
-    from slime_core.learner import rank as module
-
-    join = module.prepare_process
-    module.prepare_process = lambda settings: torch.device("cpu") if dist.is_initialized() else join(settings)
+    return cut(samples, random.normal(size=len(samples)).astype(np.float32), num_ranks=num_ranks, max_tokens=12)
 
 
 def silence_last(rank: int) -> None:
@@ -105,132 +63,90 @@ def silence_last(rank: int) -> None:
     Objective.__call__, module.forward_backward_policy = silenced, remembered
 
 
-def count_open(of: Any) -> dict[str, list[int]]:
-    """Filled as ``of`` trains: exchanges that run when a backward pass ends, and gathers that run after a step."""
-    found: dict[str, list[int]] = {REDUCE: [], GATHER: []}
-    config, step, model = of.actor.model[0].config, of.actor.step, of.actor.model
+def count_open(learner: Any) -> dict[str, list[int]]:
+    """Filled during training: exchanges that run when a backward pass ends, and gathers that run after a step."""
+    counts: dict[str, list[int]] = {REDUCE: [], GATHER: []}
+    config, step, model = learner.actor.model[0].config, learner.actor.step, learner.actor.model
     finalize = config.finalize_model_grads_func
 
     def groups() -> list[Any]:
         return [group for chunk in model for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)]
 
     def finalized(*arguments: Any, **options: Any) -> None:
-        found[REDUCE].append(sum(group.grad_reduce_handle is not None for group in groups()))
+        counts[REDUCE].append(sum(group.grad_reduce_handle is not None for group in groups()))
         finalize(*arguments, **options)
 
     def stepped() -> dict[str, float]:
         metrics: dict[str, float] = step()
-        found[GATHER].append(sum(group.param_gather_handle is not None for group in groups()))
+        counts[GATHER].append(sum(group.param_gather_handle is not None for group in groups()))
         return metrics
 
-    config.finalize_model_grads_func, of.actor.step = finalized, stepped
-    return found
+    config.finalize_model_grads_func, learner.actor.step = finalized, stepped
+    return counts
 
 
-def on_rank(layout: str, folder: Path, target: Path, address: str, rank: int) -> None:
-    """Train in every way, resume each after its first rollout, and write what was found into ``target``."""
+def train_each_way(make: Make, name: str, folder: Path, saved: Path) -> dict[str, Any]:
+    """Train in every way, in most layouts in two, and resume each after its first rollout."""
     from slime_core.learner import optimizer
+    from slime_core.modeling.layout import ParallelLayout
 
     optimizer.DistributedDataParallelConfig = partial(optimizer.DistributedDataParallelConfig, bucket_size=BUCKET)
-    join_once()
-    if layout == "DP2 silent":
-        silence_last(rank)
-    ranks, parallel, _ = LAYOUTS[layout]
-    place = parallel.data_rank(rank, world_size=ranks)
-    parts = [shards(parallel.data_size(ranks), number)[place] for number in range(ROLLOUTS)]
-    found: dict[str, Any] = {}
-    for way in ways(layout):
-        first, second = (learner(way, layout, rank, address, folder) for _ in range(2))
-        opened, rollouts = count_open(first), []
-        for number, part in enumerate(parts):
-            first.train(part)
-            rollouts.append(weights(first))
+    if name == "DP2 silent":
+        silence_last(make.rank)
+    ranks, sizes, recomputation = LAYOUTS[name]
+    layout = ParallelLayout(**sizes)
+    place = layout.data_rank(make.rank, world_size=ranks)
+    rollouts = [shards(number, layout.data_size(ranks))[place] for number in range(ROLLOUTS)]
+    report: dict[str, Any] = {}
+    for way in WAYS if name == "DP2" else ("none", "both"):
+        megatron = MegatronConfig(given=(*recomputation, *((flag, True) for flag in WAYS[way])))
+        # Not clipped: a norm is summed in the order of the buckets, whose number differs.
+        config = settings(lr=1e-3, clip_grad=1e9).model_copy(update={"megatron": megatron})
+        learn = partial(make, config, folder, architecture="Qwen3MoeForCausalLM", **sizes)
+        learner, weights = learn(), []
+        counts = count_open(learner)
+        for number, shard in enumerate(rollouts):
+            learner.train(shard)
+            weights.append(weights_of(learner))
             if number == 0:
-                write_copies(first.copy(target / f"saved {way}"))
-        second.load(target / f"saved {way}")
-        for part in parts[1:]:
-            second.train(part)
-        found[way] = {"rollouts": rollouts, "resumed": weights(second), **opened}
-    torch.save(found, target / f"{rank}.pt")
-    second.close()
+                write_copies(learner.copy(saved / way))
+        learner = learn()
+        learner.load(saved / way)
+        for shard in rollouts[1:]:
+            learner.train(shard)
+        report[way] = {"rollouts": weights, "resumed": weights_of(learner), **counts}
+    return report
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(FAMILY, tmp_path_factory.mktemp("model"))
+    return write("qwen3_moe", tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def found(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What each rank found, for one layout."""
-    target = tmp_path_factory.mktemp("overlap")
-    words = [sys.executable, "-m", "tests.engines.test_overlap", request.param, str(folder), str(target)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [torch.load(target / f"{rank}.pt") for rank in range(LAYOUTS[request.param][0])]
+def ranks(
+    request: pytest.FixtureRequest, learners: Learners, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[Any]:
+    """What each rank reports, for one layout."""
+    saved = tmp_path_factory.mktemp("overlap")
+    scenario = partial(train_each_way, name=request.param, folder=folder, saved=saved)
+    return learners(scenario, ranks=LAYOUTS[request.param][0], num_learners=2 * len(WAYS))
 
 
-def equal(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
-    return some.keys() == others.keys() and all(torch.equal(weight, others[name]) for name, weight in some.items())
-
-
-@pytest.mark.long
-def test_weights_are_the_same_bit_for_bit(found):
-    for rank in found:
+def test_weights_are_the_same_bit_for_bit(ranks) -> None:
+    for rank in ranks:
         expected = rank["none"]["rollouts"]
         assert not equal(expected[0], expected[1])
         assert all(all(map(equal, way["rollouts"], expected)) for way in rank.values())
 
 
-@pytest.mark.long
-def test_a_resumed_run_takes_the_same_steps(found):
-    assert all(equal(way["rollouts"][-1], way["resumed"]) for rank in found for way in rank.values())
+def test_a_resumed_run_takes_the_same_steps(ranks) -> None:
+    assert all(equal(way["rollouts"][-1], way["resumed"]) for rank in ranks for way in rank.values())
 
 
-@pytest.mark.long
-def test_exchanges_run_while_passes_do(found):
-    for way, names in ((way, WAYS[way]) for way in found[0]):
+def test_exchanges_run_while_passes_do(ranks) -> None:
+    for way, counts in ranks[0].items():
         for name in (REDUCE, GATHER):
-            # The first step shows how often a pass reaches each parameter.
-            later = [number for rank in found[:1] for number in rank[way][name][name == REDUCE :]]
+            later = counts[name][name == REDUCE :]  # the first step shows how often a pass reaches each parameter
             assert len(later) == 2 * ROLLOUTS - (name == REDUCE)
-            assert min(later) > 0 if name in names else max(later) == 0
-
-
-@pytest.mark.filterwarnings("ignore")  # torch and Megatron warn of Megatron's own calls
-def test_a_model_in_several_buckets_is_saved_and_resumed_exactly(megatron, folder, tmp_path):
-    from slime_core.checkpoint import sharded
-    from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
-
-    settings, learners = OptimizerConfig(lr=1e-3), []
-    for _ in range(2):
-        _, chunks = build(FAMILY, folder, megatron)
-        model = wrap(chunks, bf16=False, overrides={REDUCE: True, "bucket_size": BUCKET})
-        optimizer = build_optimizer(model, settings, bf16=False)
-        schedule = build_schedule(optimizer, settings, num_steps=4)
-        learners.append({"chunks": chunks, "optimizer": optimizer, "schedule": schedule})
-
-    def step(of: dict[str, Any], seed: int) -> None:
-        torch.manual_seed(seed)
-        for parameter in of["chunks"][0].parameters():
-            parameter.main_grad.copy_(torch.randn_like(parameter))
-        of["optimizer"].step()
-
-    first, second = learners
-    assert len(model[0].bucket_groups) > 10
-    step(first, 0)
-    write_copies([sharded.copy(tmp_path, **first)])
-    step(first, 1)
-    sharded.load(tmp_path, **second)
-    step(second, 1)
-    assert equal(*(dict(of["chunks"][0].named_parameters()) for of in learners))
-
-
-def main(layout: str, folder: str, target: str) -> None:
-    prepare()
-    run = partial(on_rank, layout, Path(folder), Path(target), free_address())
-    run_ranks(layout, LAYOUTS[layout][0], run, limit_s=500)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+            assert min(later) > 0 if name in WAYS[way] else max(later) == 0

@@ -1,19 +1,11 @@
-"""The parity gate between the real learner and the real engine: what passes, and mistakes that must end the run.
-
-The learner lives in children, because it takes over its process.
-"""
+"""The parity gate between the real learner and the real engine: what passes, and mistakes that must end the run."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import re
 import shutil
-import signal
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,24 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ray import cloudpickle
 
-from slime_core.config.learning import OptimizerConfig
-from slime_core.config.schema import ClusterConfig, RunConfig
 from slime_core.errors import ParityError
 from slime_core.generation import SamplingParams, keep
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
-from slime_core.weights.engine_control import EngineControl, reserve_port
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
+from slime_core.weights.engine_control import EngineControl
+from tests.engines.learners import Learners, Make, settings, weights_of
 
 PROMPTS = [[3, 5 + i, 6 + i, 15, 12 - i, 7 + i, 4] for i in range(6)]
 """Two-digit additions in the chat template of the embedded model."""
 
 SAMPLES_A_PROMPT = 8
-HALF_CUT = {"top_p": 0.9, "top_k": 4}
+ALL_TOKENS = len(PROMPTS) * SAMPLES_A_PROMPT * 12
+HALF_CUT: dict[str, Any] = {"top_p": 0.9, "top_k": 4}
 
 
 @dataclass(frozen=True)
@@ -59,122 +48,68 @@ class Outcome:
     moved: bool | None = None
 
 
-def carry_out(
-    folder: Path, rollouts: Sequence[Rollout], lr: float, layout: dict[str, int], rank: int, ranks: int, address: str
-) -> Outcome:
-    """Runs in a child."""
-    from slime_core.learner import LearnerSettings
-    from slime_core.learner.rank import Learner
-    from slime_core.modeling.layout import ParallelLayout
-    from slime_core.plugins.activation import activate
-
-    name = "Qwen3ForCausalLM"
-    config = RunConfig(cluster=ClusterConfig(device="cpu"), optimizer=OptimizerConfig(lr=lr))
-    place = {
-        "rank": rank,
-        "world_size": ranks,
-        "address": address,
-        "num_threads": 1,
-        "layout": ParallelLayout(**layout),
-    }
-    learner = Learner(
-        LearnerSettings(config, folder, name, "clipped", 100, **place), activate([], architecture=name).registry
-    )
-    metrics: list[dict[str, float]] = []
-    try:
-        for rollout in rollouts:
-            if rollout.published is not None:
-                learner.parity.published(rollout.published)
-            before = {key: weight.clone() for key, weight in learner.export_weights()}
-            metrics.append(learner.train(rollout.shards[rank]))
-        return Outcome(metrics)
-    except ParityError as error:
-        moved = any(not torch.equal(before[key], weight) for key, weight in learner.export_weights())
-        return Outcome(metrics, str(error), moved)
-    finally:
-        learner.close()
-
-
-class InChild:
-    """Runs where it is unpickled, because functions of a test file have no name there."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-
-    def __reduce__(self) -> Any:
-        return _run_as_bytes, self.arguments
-
-
-def _run_as_bytes(*arguments: Any) -> bytes:
-    return cloudpickle.dumps(carry_out(*arguments))
-
-
 Learn = Callable[..., list[Outcome]]
 
 
 @pytest.fixture(scope="module")
-def learn(engine: Any) -> Iterator[Learn]:
-    """Trains rollouts in one child a rank, by default with the built-in model; returns the report of every rank."""
-    context = multiprocessing.get_context("spawn")
-    pools = [ProcessPoolExecutor(1, mp_context=context, initializer=os.setsid) for _ in range(2)]
-    pids = [pool.submit(os.getpid) for pool in pools]
+def learn(engine: Any, learners: Learners) -> Learn:
+    """Trains rollouts, by default with the built-in model; returns the report of every rank."""
 
-    def run(*rollouts: Rollout, lr: float = 0.0, folder: Path = engine.model, **layout: int) -> list[Outcome]:
-        address = f"127.0.0.1:{pools[0].submit(reserve_port, '127.0.0.1').result(timeout=1200)}"
-        ranks = len(rollouts[0].shards)
-        jobs = [cloudpickle.dumps(InChild(folder, rollouts, lr, layout, rank, ranks, address)) for rank in range(ranks)]
-        calls = [pool.submit(cloudpickle.loads, job) for pool, job in zip(pools, jobs, strict=False)]
-        return [cloudpickle.loads(call.result(timeout=1200)) for call in calls]
+    def run(*rollouts: Rollout, lr: float = 0.0, folder: Path = engine.model, **layout: Any) -> list[Outcome]:
+        def train(make: Make) -> Outcome:
+            learner, metrics = make(settings(lr=lr), folder, **layout), []
+            for rollout in rollouts:
+                if rollout.published is not None:
+                    learner.parity.published(rollout.published)
+                before = weights_of(learner)
+                try:
+                    metrics.append(learner.train(rollout.shards[make.rank]))
+                except ParityError as error:
+                    after = weights_of(learner)
+                    return Outcome(metrics, str(error), any(not torch.equal(before[key], after[key]) for key in after))
+            return Outcome(metrics)
 
-    yield run
-    for pool, pid in zip(pools, pids, strict=True):
-        os.killpg(pid.result(timeout=1200), signal.SIGKILL)
-        pool.shutdown(cancel_futures=True)
+        return learners(train, ranks=len(rollouts[0].shards), num_learners=1)
 
-
-@pytest.fixture
-def control(engine: Any) -> Iterator[EngineControl]:
-    """The engine reports version 0, as after the first publication of a run."""
-    found = EngineControl([engine.server.url], timeout_s=120)
-    found.set_version("0")
-    yield found
-    found.set_version("default")
-    found.close()
+    return run
 
 
-@pytest.fixture
-async def client(engine: Any, control: EngineControl) -> AsyncIterator[GenerateClient]:
-    async with GenerateClient(engine.router.url, timeout_s=120, vocab_size=16) as found:
-        yield found
+@pytest.fixture(autouse=True)
+def version_0(control: EngineControl) -> Iterator[None]:
+    """As after the first publication of a run."""
+    control.set_version("0")
+    yield
+    control.set_version("default")
 
 
 async def sampled(client: GenerateClient, *, ranks: int = 1, temperature: float = 0.7, **cut: Any) -> list[TrainBatch]:
     """One rollout of the engine as shards."""
     sampling = SamplingParams(temperature=temperature, max_new_tokens=12, ignore_eos=True, **cut)
-    samples = []
+    samples: list[Sample] = []
     for prompt in PROMPTS:
         for answer in await client.generate(prompt, sampling=sampling, n=SAMPLES_A_PROMPT):
-            samples.append(
-                Sample(
-                    index=len(samples),
-                    tokens=TokenIds([*prompt, *answer.token_ids]),
-                    response_length=len(answer.token_ids),
-                    rollout_log_probs=LogProbs(answer.log_probs),
-                    weight_versions=list(answer.weight_versions),
-                    status=Status.COMPLETED,
-                )
+            sample = Sample(
+                index=len(samples),
+                tokens=TokenIds([*prompt, *answer.token_ids]),
+                response_length=len(answer.token_ids),
+                rollout_log_probs=LogProbs(answer.log_probs),
+                weight_versions=list(answer.weight_versions),
+                status=Status.COMPLETED,
             )
-            keep(samples[-1], answer.kept)
+            keep(sample, answer.kept)
+            samples.append(sample)
     advantages_B = np.tile(np.array([1, -1], np.float32), len(samples) // 2)
     plan = BatchPlan(num_ranks=ranks, max_tokens=256)
     return make_shards(samples, advantages_B, plan, rollout=0, temperature=temperature, cuts=bool(cut))
 
 
-ALL_TOKENS = len(PROMPTS) * SAMPLES_A_PROMPT * 12
-
-
 async def test_learner_and_engine_agree_for_every_kind_of_sampling(client: GenerateClient, learn: Learn) -> None:
-    distributions = [{"temperature": 1.0}, {"temperature": 0.7}, {"temperature": 2.0}, {"temperature": 2.0, **HALF_CUT}]
+    distributions: list[Any] = [
+        {"temperature": 1.0},
+        {"temperature": 0.7},
+        {"temperature": 2.0},
+        {"temperature": 2.0, **HALF_CUT},
+    ]
     (outcome,) = learn(*[Rollout(await sampled(client, **distribution)) for distribution in distributions])
     assert outcome.error is None
     assert [metrics["parity/tokens"] for metrics in outcome.metrics] == [ALL_TOKENS] * 4
@@ -184,14 +119,6 @@ async def test_learner_and_engine_agree_for_every_kind_of_sampling(client: Gener
 
 def ignores_the_cut(shard: TrainBatch) -> TrainBatch:
     return replace(shard, kept_counts_U=None, kept_ids_S=None)
-
-
-async def test_a_learner_that_ignores_truncated_sampling_is_stopped_before_it_trains(
-    client: GenerateClient, learn: Learn
-) -> None:
-    (shard,) = await sampled(client, temperature=2.0, **HALF_CUT)
-    (outcome,) = learn(Rollout([ignores_the_cut(shard)]), lr=1e-3)
-    assert (outcome.metrics, outcome.moved) == ([], False)
 
 
 def ignores_the_temperature(shard: TrainBatch) -> TrainBatch:
@@ -206,11 +133,18 @@ def encodes_the_prompt_again(shard: TrainBatch) -> TrainBatch:
     return replace(shard, tokens_T=tokens_T)
 
 
-@pytest.mark.parametrize("mistake", [ignores_the_temperature, encodes_the_prompt_again])
+@pytest.mark.parametrize(
+    ("mistake", "sampling"),
+    [
+        (ignores_the_cut, {"temperature": 2.0, **HALF_CUT}),
+        (ignores_the_temperature, {}),
+        (encodes_the_prompt_again, {}),
+    ],
+)
 async def test_a_learner_that_computes_something_else_trains_nothing(
-    client: GenerateClient, learn: Learn, mistake: Callable[[TrainBatch], TrainBatch]
+    client: GenerateClient, learn: Learn, mistake: Callable[[TrainBatch], TrainBatch], sampling: Any
 ) -> None:
-    (shard,) = await sampled(client)
+    (shard,) = await sampled(client, **sampling)
     (outcome,) = learn(Rollout([mistake(shard)]), lr=1e-3)
     assert (outcome.metrics, outcome.moved) == ([], False)
     assert re.search(f"^rollout 0: .* {ALL_TOKENS} ", str(outcome.error))
@@ -233,9 +167,8 @@ async def test_an_engine_that_missed_a_publication_ends_the_run_at_the_next_roll
     control.set_version("1")  # announced, but no weight is sent
     second = Rollout([replace(shard, rollout=1) for shard in await sampled(client)], published=1)
     (outcome,) = learn(first, second, lr=1e-3)
-    assert len(outcome.metrics) == 1
-    assert outcome.moved is False
-    assert "rollout 1: learner and engines" in str(outcome.error)
+    assert (len(outcome.metrics), outcome.moved) == (1, False)
+    assert str(outcome.error).startswith("rollout 1: ")
 
 
 async def test_stale_tokens_are_not_compared(client: GenerateClient, learn: Learn) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from slime_core.rollout.engines.actors import RestartableServer, Restarts, Serve
 from slime_core.rollout.engines.server import Server
 from slime_core.runtime.actors import Actor, Call, Launch, Watched, start_actor
 from slime_core.runtime.waiting import has_ended, wait
+from tests.processes import words
 
 ANSWER = """
 import sys
@@ -60,18 +61,15 @@ class Idle(Watched):
 class Run:
     """A driver's view: one toy server, its restarts, and what happened to it."""
 
-    def __init__(self, folder: Path, *, limit: int, needs_weights: bool = False) -> None:
+    def __init__(self, folder: Path, *, limit: int = 1, needs_weights: bool = False) -> None:
         self.events: list[str] = []
-        self.said: list[str] = []
+        self.warnings: list[str] = []
         self.on_join: Callable[[], None] = lambda: None
         self.log = folder / "log"
-        self.restarts = Restarts(limit, warn=self.said.append)
+        self.restarts = Restarts(limit, warn=self.warnings.append)
+        leave = partial(self.events.append, "leave")
         self.server = RestartableServer(
-            "engine 3",
-            self.launch,
-            leave=lambda: self.events.append("leave"),
-            join=self.join,
-            needs_weights=needs_weights,
+            "engine 3", self.launch, leave=leave, join=self.join, needs_weights=needs_weights
         )
         (self.server.url,) = wait([self.server.start()], what="the toy")
         self.restarts.watch(self.server)
@@ -86,14 +84,25 @@ class Run:
 
     def process(self) -> psutil.Process:
         """The server itself."""
-        (one,) = [
-            one
-            for one in psutil.process_iter(["cmdline"])
-            if one.info["cmdline"]
-            and ANSWER in one.info["cmdline"]
-            and self.server.url.rpartition(":")[2] in one.info["cmdline"]
-        ]
-        return one
+        port = self.server.url.rpartition(":")[2]
+        (process,) = (process for process in psutil.process_iter() if {ANSWER, port} <= set(words(process)))
+        return process
+
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture
+def make_run(ray_session: Any, tmp_path: Path) -> Iterator[MakeRun]:
+    runs: list[Run] = []
+
+    def make(**options: Any) -> Run:
+        runs.append(Run(tmp_path, **options))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        ray.kill(run.server.actor.handle)
 
 
 @pytest.fixture
@@ -109,32 +118,25 @@ def wait_idle(call: Call[Any], run: Run) -> list[Any]:
     return wait([call], what="work", recovery=run.restarts, check=serve, fail_after_s=120)
 
 
-def test_a_server_that_dies_comes_back_at_its_address_while_the_run_waits(worker: Any, tmp_path: Path) -> None:
-    run, signal_file = Run(tmp_path, limit=1), tmp_path / "go"
+@pytest.mark.parametrize("needs_weights", [False, True])
+def test_a_server_that_dies_comes_back_at_its_address_while_the_run_waits(
+    worker: Any, make_run: MakeRun, tmp_path: Path, needs_weights: bool
+) -> None:
+    """An engine of the policy gets weights before requests."""
+    run, signal_file = make_run(needs_weights=needs_weights), tmp_path / "go"
     run.on_join = signal_file.touch
     run.process().kill()
     call = worker.start(Idle.wait_for_file, str(signal_file))
     assert wait_idle(call, run) == ["done"]
-    assert run.events == ["launch", "leave", "launch", "join"]
+    assert run.events == ["launch", "leave", "launch", *["publish"] * needs_weights, "join"]
     assert run.process().is_running()
-    assert re.search(r"engine 3 .*restart 1 of 1 .*engine 3 .*signal 9", run.said[0])
+    assert re.search(r"engine 3 .*restart 1 of 1 .*engine 3 .*signal 9", run.warnings[0])
     assert run.restarts.take_counts() == {"rollout/restarts/engine_3": 1.0}
     assert run.restarts.take_counts() == {}
-    ray.kill(run.server.actor.handle)
 
 
-def test_an_engine_of_the_policy_gets_weights_before_requests(worker: Any, tmp_path: Path) -> None:
-    run, signal_file = Run(tmp_path, limit=1, needs_weights=True), tmp_path / "go"
-    run.on_join = signal_file.touch
-    run.process().kill()
-    call = worker.start(Idle.wait_for_file, str(signal_file))
-    wait_idle(call, run)
-    assert run.events == ["launch", "leave", "launch", "publish", "join"]
-    ray.kill(run.server.actor.handle)
-
-
-def test_a_server_and_its_client_that_have_both_failed_before_the_run_looks(worker: Any, tmp_path: Path) -> None:
-    run = Run(tmp_path, limit=1, needs_weights=True)
+def test_a_server_and_its_client_that_have_both_failed_before_the_run_looks(worker: Any, make_run: MakeRun) -> None:
+    run = make_run(needs_weights=True)
     run.process().kill()
     call = worker.start(Idle.fail)
     while not all(map(has_ended, [call, *run.restarts.monitors()])):
@@ -143,42 +145,35 @@ def test_a_server_and_its_client_that_have_both_failed_before_the_run_looks(work
         wait([call], what="work", recovery=run.restarts, fail_after_s=120)
     assert run.events == ["launch", "leave"]
     assert run.restarts.settle()
-    ray.kill(run.server.actor.handle)
 
 
-def test_a_server_whose_node_is_gone_is_not_replaced(ray_session: Any, tmp_path: Path) -> None:
-    run = Run(tmp_path, limit=1)
+def test_a_server_whose_node_is_gone_is_not_replaced(make_run: MakeRun) -> None:
+    run = make_run()
     (call,) = run.restarts.monitors()
     assert not run.restarts.accept(call, NodeDied("its node is gone"))
     assert run.events == ["launch"]
-    ray.kill(run.server.actor.handle)
 
 
-def test_a_publication_waits_for_an_engine_that_fails_meanwhile(ray_session: Any, tmp_path: Path) -> None:
-    run = Run(tmp_path, limit=1, needs_weights=True)
+@pytest.mark.parametrize("dies", ["server", "actor"])
+def test_a_publication_waits_for_an_engine_that_fails_meanwhile(make_run: MakeRun, dies: str) -> None:
+    run = make_run(needs_weights=True)
     assert not run.restarts.settle()
-    run.process().kill()
+    if dies == "server":
+        run.process().kill()
+    else:
+        ray.kill(run.server.actor.handle)
     assert run.restarts.settle(within_s=60)
     assert run.events == ["launch", "leave", "launch"]
+    assert run.process().is_running()
     run.restarts.served()
     assert run.events[-1] == "join"
     assert not run.restarts.settle()
-    ray.kill(run.server.actor.handle)
 
 
-def test_an_actor_that_dies_is_replaced_too(ray_session: Any, tmp_path: Path) -> None:
-    run = Run(tmp_path, limit=1, needs_weights=True)
-    ray.kill(run.server.actor.handle)
-    assert run.restarts.settle(within_s=60)
-    assert run.process().is_running()
-    ray.kill(run.server.actor.handle)
-
-
-def test_a_server_that_fails_too_often_ends_the_run(worker: Any, tmp_path: Path) -> None:
-    run = Run(tmp_path, limit=1)
+def test_a_server_that_fails_too_often_ends_the_run(worker: Any, make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
     run.on_join = lambda: run.process().kill()
     run.process().kill()
     call = worker.start(Idle.wait_for_file, str(tmp_path / "never"))
     with pytest.raises(EngineError, match=r"engine 3 .* 1 restarts (.|\n)*signal 9"):
         wait_idle(call, run)
-    ray.kill(run.server.actor.handle)

@@ -7,7 +7,7 @@ with SGLang's, whose top-p reads the mass before top-k cuts it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -23,7 +22,6 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from slime_core import RunView
 from slime_core.builtin.rollout import SingleTurn
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
@@ -42,18 +40,6 @@ ROUNDING = 1e-4
 
 Cut = Callable[[float], list[Any]]
 """Transformers' warpers, with their bound moved by so much."""
-
-
-@pytest.fixture(scope="module")
-def model(engine: Any) -> torch.nn.Module:
-    torch.set_num_threads(1)
-    return AutoModelForCausalLM.from_pretrained(engine.model, dtype=torch.float32).eval()
-
-
-@pytest.fixture
-async def client(engine: Any) -> AsyncIterator[GenerateClient]:
-    async with GenerateClient(engine.router.url, timeout_s=120, vocab_size=16) as found:
-        yield found
 
 
 @torch.no_grad()
@@ -203,9 +189,7 @@ async def single(engine: Any, client: GenerateClient) -> Any:
 
     async def made(**given: Any) -> Sample:
         sampling = SamplingParams(temperature=0, **given)
-        (sample,) = await SingleTurn(None, RunView())(
-            GenerateContext(client, encoder), [Sample(prompt="37+45")], sampling
-        )
+        (sample,) = await SingleTurn()(GenerateContext(client, encoder), [Sample(prompt="37+45")], sampling)
         assert len(sample.tokens) == sample.prompt_length + sample.response_length
         assert sample.rollout_log_probs is not None
         assert len(sample.rollout_log_probs) == sample.response_length
@@ -224,24 +208,70 @@ async def test_a_stop_text_is_kept_with_its_ids_and_log_probs(single: Any) -> No
         assert list(stopped.rollout_log_probs) == pytest.approx(list(free.rollout_log_probs)[:length], abs=1e-3)
 
 
-async def test_a_stop_id_is_kept_with_its_log_prob(single: Any) -> None:
-    free = await single(**FREE)
+async def test_a_response_ends_with_a_stop_id_at_its_limit_or_by_itself(single: Any) -> None:
+    free, whole = await single(**FREE), await single(max_new_tokens=12)
     second = free.tokens[free.prompt_length + 1]
     stopped = await single(max_new_tokens=12, stop_token_ids=(second,), ignore_eos=False)
     assert (stopped.tokens[-1], stopped.status, stopped.response_length) == (second, Status.COMPLETED, 2)
+    exact = await single(max_new_tokens=whole.response_length)
+    assert (exact.tokens, exact.status) == (whole.tokens, Status.COMPLETED)
+    for limit in ({"max_new_tokens": 1}, {"max_new_tokens": 12, "extra": {"max_new_tokens": 1}}):
+        cut = await single(**limit)
+        assert (cut.status, cut.response_length) == (Status.TRUNCATED, 1)
 
 
-async def test_a_response_of_all_tokens_that_it_may_have_is_truncated(single: Any) -> None:
-    cut = await single(max_new_tokens=1)
-    assert (cut.status, cut.response_length) == (Status.TRUNCATED, 1)
+# --- A response of two turns ------------------------------------------------------------------------------------------
+
+TURN = SamplingParams(max_new_tokens=6)
+"""Log-probabilities at temperature 1 are those that the engine scores prompts with."""
 
 
-async def test_a_response_that_ends_with_its_last_token_is_whole(single: Any) -> None:
-    whole = await single(max_new_tokens=12)
-    again = await single(max_new_tokens=whole.response_length)
-    assert (again.tokens, again.status) == (whole.tokens, Status.COMPLETED)
+LAST_ID = 15
+"""The last id of the embedded model, ``+``."""
 
 
-async def test_further_fields_win(single: Any) -> None:
-    one = await single(max_new_tokens=12, extra={"max_new_tokens": 1})
-    assert (one.status, one.response_length) == (Status.TRUNCATED, 1)
+async def scored(url: str, ids: list[int]) -> list[float]:
+    """The engine's log-probability of each id but the first, given those before it."""
+    sampling = {"max_new_tokens": 1, "temperature": 1.0}
+    body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+    answer = await asyncio.to_thread(call, url, "/generate", body, timeout_s=120)
+    entries = answer["meta_info"]["input_token_logprobs"]
+    # SGLang writes 0 for the last id of the vocabulary, which it takes for the hash of an image (sglang 0.5.23,
+    # srt/managers/scheduler_components/logprob_result_processor.py:54); the log-probability is that of the id.
+    assert [entry[1] for entry in entries] == [0 if id_ == LAST_ID else id_ for id_ in ids]
+    return [entry[0] for entry in entries[1:]]
+
+
+async def calculate(context: GenerateContext, sample: Sample) -> Sample:
+    """Writes a sum with the number of the first turn, which the second turn is to answer."""
+    trajectory = context.start(sample)
+    while trajectory.num_turns < 2 and not trajectory.is_full:
+        turn = await trajectory.generate(TURN)
+        if trajectory.num_turns < 2:
+            trajectory.append_text(f"{turn.text}+1")
+    return trajectory.finish()
+
+
+async def test_ids_masks_and_log_probabilities_of_two_turns_are_those_that_the_engine_scores(engine: Any) -> None:
+    encoder = PromptEncoder(engine.model, apply_chat_template=True)
+    prompt_ids = encoder.encode("37+45")
+    async with GenerateClient(engine.router.url, timeout_s=120, vocab_size=16) as client:
+        context = GenerateContext(client, encoder, max_response_len=24, context_length=128)
+        sample = await calculate(context, Sample(prompt="37+45", index=0, group_index=0))
+    ids, mask = list(sample.tokens), list(sample.loss_mask or [1] * sample.response_length)
+    assert ids[: sample.prompt_length] == prompt_ids
+    assert sample.status in (Status.COMPLETED, Status.TRUNCATED)
+    # The model answers 82 in most tries; whatever it says, text between the turns is the only untrained part.
+    first = mask.index(0)
+    number = encoder.decode(ids[sample.prompt_length : sample.prompt_length + first])
+    added = encoder.encode_text(f"{number}+1")
+    assert mask == [1] * first + [0] * len(added) + [1] * (sample.response_length - first - len(added))
+    assert ids[sample.prompt_length + first :][: len(added)] == added
+    log_probs = list(sample.rollout_log_probs or ())
+    assert log_probs[first : first + len(added)] == [0.0] * len(added)
+    expected = (await scored(engine.server.url, ids))[sample.prompt_length - 1 :]
+    assert sum(mask) > first
+    for recorded, right, is_trained in zip(log_probs, expected, mask, strict=True):
+        assert recorded == pytest.approx(right, abs=1e-3) or not is_trained
+    assert sample.weight_spans[0][1:] == (0, first)
+    assert sample.weight_spans[-1][2] == sample.response_length

@@ -16,6 +16,7 @@ import torch
 from pydantic import SecretStr
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
+from slime_core.components.construction import run_view
 from slime_core.config.learning import LearnerConfig
 from slime_core.config.load import load
 from slime_core.config.sampling import RolloutConfig
@@ -24,7 +25,6 @@ from slime_core.config.secrets import EngineAccess, engine_access, engine_header
 from slime_core.errors import ConfigError, RequestFailed
 from slime_core.generation import Generation, SamplingParams
 from slime_core.learner.micro_batches import make_micro_batches
-from slime_core.plugins.construction import run_view
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer, Worker
 from slime_core.rollout.engines.external import discover
@@ -96,29 +96,24 @@ async def test_each_request_goes_to_a_prefill_and_a_decode_engine_that_know_wher
     assert {body["bootstrap_port"] for engine in engines for body in engine.bodies} == {8998}
 
 
-def test_a_run_finds_an_external_engine(engine: Any) -> None:
-    def found(*line: str) -> list[Worker]:
+def test_a_run_finds_an_external_engine_also_after_it_read_weights_from_a_folder_that_is_gone(
+    engine: Any, tmp_path: Path
+) -> None:
+    url = engine.server.url
+
+    def find(*line: str) -> list[Worker]:
         config = load(["--advantage-estimator", "toy", *line], check_rules=False).config
-        return discover([engine.server.url.removeprefix("http://")], config, engine.model)
+        return discover([url.removeprefix("http://")], config, engine.model)
 
-    assert found() == [Worker(engine.server.url)]
-    with pytest.raises(ConfigError, match=r"tp_size = 1, but rollout_num_gpus_per_engine = 2"):
-        found("--rollout-num-gpus-per-engine", "2")
-    with pytest.raises(ConfigError, match=r"dtype = float32, .*bfloat16"):
-        found("--bf16")
-    with pytest.raises(ConfigError, match="--enable-return-routed-experts"):
-        found("--use-rollout-routing-replay")
-
-
-def test_an_engine_that_read_weights_from_a_folder_that_is_gone_serves_another_run(engine: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "version-1"
-    shutil.copytree(engine.model, folder)
-    url, config = engine.server.url, load(["--advantage-estimator", "toy"], check_rules=False).config
+    assert find() == [Worker(url)]
+    with pytest.raises(ConfigError, match="rollout_num_gpus_per_engine = 2"):
+        find("--rollout-num-gpus-per-engine", "2")
+    folder = shutil.copytree(engine.model, tmp_path / "version-1")
     try:
         call(url, "/update_weights_from_disk", {"model_path": str(folder)}, timeout_s=60)
         shutil.rmtree(folder)
         assert call(url, "/model_info", timeout_s=60)["model_path"] == str(folder)
-        assert discover([url.removeprefix("http://")], config, engine.model) == [Worker(url)]
+        assert find() == [Worker(url)]
     finally:
         call(url, "/update_weights_from_disk", {"model_path": str(engine.model)}, timeout_s=60)
 
@@ -145,10 +140,9 @@ async def test_a_reward_model_scores_as_transformers_computes(tmp_path: Path) ->
     with SGLangServer(EngineSettings(served, tmp_path / "log", dtype="float32", extra=("--is-embedding",))) as server:
         server.wait_ready()
         reward = ServedReward(RewardsOptions(), run_view(config, models={"scorer": server.url}))
-        rewards = await reward.score(samples)
-        (long,) = await reward.score([Sample(prompt="1+1=" * 500, response="2")])
+        *rewards, long = await reward.score([*samples, Sample(prompt="1+1=" * 500, response="2")])
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    texts = [tokenizer(f"{one.prompt}{one.response}", return_tensors="pt")["input_ids"] for one in samples]
+    texts = [tokenizer(f"{sample.prompt}{sample.response}", return_tensors="pt")["input_ids"] for sample in samples]
     with torch.no_grad():
         expected = [scorer(ids).logits.item() for ids in texts]
     assert len(set(expected)) == 4

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,26 +10,14 @@ import torch
 
 from slime_core.ops.prefixes import Prefixes
 from slime_core.types import StepPlan, TrainBatch
+from tests.engines.conftest import campaign
 from tests.shared_prompts import build, gradients, train
 
 # Megatron warns about its own calls between its own modules.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
 
-ROOT = Path(__file__).parents[2]
-GROUPS = ((5, (3, 0, 7, 1)), (5, (2,)), (1, (4, 4, 9)), (12, (1, 2)), (3, (6, 1, 1, 1, 2)))
-"""Tokens of a prompt, and of its responses."""
-
-
-SHAPE = {
-    "vocab_size": 32,
-    "hidden_size": 64,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "initializer_range": 0.2,
-}
+SIZES = {"vocab_size": 32, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3}
+SHAPE = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.2}
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +25,15 @@ def chunk(megatron) -> Any:
     return build(SHAPE)
 
 
-def answers() -> tuple[list[np.ndarray], list[int]]:
-    """The samples of ``GROUPS``, and their response tokens."""
-    random = np.random.default_rng(1)
-    samples, lengths = [], []
-    for prompt_length, responses in GROUPS:
-        prompt = random.integers(0, 32, prompt_length)
-        samples += [np.concatenate([prompt, random.integers(0, 32, length)]) for length in responses]
-        lengths += responses
-    return samples, lengths
-
-
 def conversations() -> tuple[list[np.ndarray], list[int]]:
-    """15 samples after one prompt of 4: each has a turn of up to 9 tokens after all or half of a sample before it.
+    """16 samples, and their response tokens: each has a turn of up to 9 tokens after all or half of a sample before it.
 
-    Some samples are equal, some end where others go on, and in some the prompt has the turns before the last.
+    There are two prompts. Some samples are equal, some end where others go on, and in some the prompt has the turns
+    before the last.
     """
     random = np.random.default_rng(2)
-    samples, lengths = [random.integers(0, 32, 4)], [2]
-    while len(samples) < 15:
+    samples, lengths = [random.integers(0, 32, 4), random.integers(0, 32, 7)], [2, 0]
+    while len(samples) < 16:
         before = samples[random.integers(len(samples))]
         before = before[: max(len(before) // random.integers(1, 3), 4)]
         turn = random.integers(0, 32, random.integers(0, 10))
@@ -68,12 +42,9 @@ def conversations() -> tuple[list[np.ndarray], list[int]]:
     return samples, lengths
 
 
-SAMPLES = {"answers": answers, "conversations": conversations}
-
-
-def shard(kind: str, *plan: tuple[int, ...]) -> TrainBatch:
+def shard(*plan: tuple[int, ...]) -> TrainBatch:
     """Every third response token is masked, and all of the third response; every common token is shared."""
-    samples, lengths = SAMPLES[kind]()
+    samples, lengths = conversations()
     random = np.random.default_rng(3)
     mask_U = (np.arange(sum(lengths)) % 3 != 1).astype(np.float32)
     mask_U[3:10] = 0
@@ -102,8 +73,8 @@ def trained(chunk: Any, batch: TrainBatch, **options: Any) -> tuple[torch.Tensor
     log_probs_U, sums = torch.zeros(len(batch.loss_mask_U)), None
     for micro in step:
         log_probs_U[micro.places_U] = train(chunk, micro)
-        found = gradients(chunk)
-        sums = found if sums is None else [a + b for a, b in zip(sums, found, strict=True)]
+        new = gradients(chunk)
+        sums = new if sums is None else [a + b for a, b in zip(sums, new, strict=True)]
     return log_probs_U, sums
 
 
@@ -115,20 +86,19 @@ def require_equal(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [(), ((0, 4, 2, 14, 6, 8), (1, 3, 5, 7), (9, 10, 11, 12, 13)), tuple((i,) for i in range(15))],
+    [(), ((0, 4, 2, 14, 6, 8), (1, 3, 5, 7), (9, 10, 11, 12, 13, 15)), tuple((i,) for i in range(16))],
     ids=["one row", "split groups", "single samples"],
 )
-@pytest.mark.parametrize("kind", SAMPLES)
-def test_log_probs_and_gradients_are_those_of_repeated_tokens(chunk, kind, plan):
-    require_equal(trained(chunk, shard(kind, *plan), share=True), trained(chunk, shard(kind)))
+def test_log_probs_and_gradients_are_those_of_repeated_tokens(chunk, plan) -> None:
+    require_equal(trained(chunk, shard(*plan), share=True), trained(chunk, shard(*plan)))
 
 
-@pytest.mark.parametrize(("kind", "tokens"), [("answers", (111, 70)), ("conversations", (212, 82))])
-def test_fewer_tokens_run_through_the_model(chunk, kind, tokens):
+def test_fewer_tokens_run_through_the_model(chunk) -> None:
     from slime_core.learner.micro_batches import make_micro_batches
 
-    ((repeated,),), ((once,),) = make_micro_batches(shard(kind)), make_micro_batches(shard(kind), share=True)
-    assert (repeated.num_tokens, once.num_tokens) == tokens
+    ((repeated,),), ((once,),) = make_micro_batches(shard()), make_micro_batches(shard(), share=True)
+    assert repeated.num_tokens == sum(map(len, conversations()[0]))
+    assert once.num_tokens < 0.5 * repeated.num_tokens
 
 
 # --- What can take such rows ------------------------------------------------------------------------------------------
@@ -137,45 +107,35 @@ def test_fewer_tokens_run_through_the_model(chunk, kind, tokens):
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("multi_latent_attention", True),
-        ("hidden_dropout", 0.1),
-        ("attention_dropout", 0.1),
-        ("moe_expert_capacity_factor", 1.0),
-        ("moe_router_enable_expert_bias", True),
-        ("mtp_num_layers", 1),
+        *(("multi_latent_attention", True), ("hidden_dropout", 0.1), ("attention_dropout", 0.1)),
+        *(("moe_expert_capacity_factor", 1.0), ("moe_router_enable_expert_bias", True), ("mtp_num_layers", 1)),
     ],
 )
-def test_a_model_whose_tokens_depend_on_others_repeats_prompts(chunk, monkeypatch, setting, value):
+def test_a_model_whose_tokens_depend_on_others_repeats_prompts(chunk, monkeypatch, setting, value) -> None:
     from slime_core.learner.checks import can_share_prompts
 
     device = torch.device("cpu")
     assert can_share_prompts([chunk], context=1, device=device)
     assert not can_share_prompts([chunk], context=2, device=device)
+    assert not can_share_prompts([torch.nn.Linear(1, 1)], context=1, device=device)
     monkeypatch.setattr(chunk.config, setting, value)
     assert not can_share_prompts([chunk], context=1, device=device)
 
 
-def test_a_model_with_other_layers_repeats_prompts(chunk, monkeypatch):
+def test_a_model_with_other_layers_repeats_prompts(chunk, monkeypatch) -> None:
     from slime_core.learner.checks import can_share_prompts
 
-    layer = chunk.decoder.layers[1]
-    monkeypatch.setattr(layer.self_attention, "core_attention", torch.nn.Identity())
+    monkeypatch.setattr(chunk.decoder.layers[1].self_attention, "core_attention", torch.nn.Identity())
     assert not can_share_prompts([chunk], context=1, device=torch.device("cpu"))
-    assert not can_share_prompts([torch.nn.Linear(1, 1)], context=1, device=torch.device("cpu"))
 
 
 # --- Layouts ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
-def test_every_layout_finds_the_gradients_of_repeated_prompts_on_one_rank(tmp_path):
-    target = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "campaigns.shared_layouts", "--json", target]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(target.read_text())
+def test_every_layout_finds_the_gradients_of_repeated_prompts_on_one_rank(tmp_path) -> None:
+    rows = campaign("shared_layouts", tmp_path / "rows.json")
     assert [row["layout"] for row in rows] == ["DP1", "DP2", "TP2", "TP2, SP", "PP2", "CP2", "DP1, experts"]
-    assert all(max(row["loss"], row["grad_norm"], row["metric"], row["gradient"]) <= 1e-5 for row in rows)
-    assert {row["layout"]: row["once"] < row["repeated"] for row in rows} == {
-        row["layout"]: row["layout"] != "CP2" for row in rows
-    }
+    for row in rows:
+        assert max(row["loss"], row["grad_norm"], row["metric"], row["gradient"]) <= 1e-5, row
+        assert (row["once"] < row["repeated"]) == (row["layout"] != "CP2"), row

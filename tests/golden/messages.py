@@ -19,8 +19,8 @@ from slime_core.checkpoint.folder import RunState, drafted, write_state
 from slime_core.cli.main import main
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC
+from slime_core.contracts import PromptRequest
 from slime_core.errors import SlimeError
-from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.numbered import Held, NumberedPrompts
 from slime_core.rollout.engines.external import discover
 from slime_testing.fake_engine import FakeEngine

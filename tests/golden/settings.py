@@ -22,9 +22,11 @@ import tempfile
 import tomllib
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
+
+from slime_core.config.settings import plugin_settings
+from slime_core.plugins.activation import load_plugins
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]
@@ -101,9 +103,10 @@ def _changed(shown: str) -> list[tuple[str, Any]]:
 
 
 @cache
-def _names(group: str) -> frozenset[str]:
-    """Names in a group of entry points. Finding them reads the metadata of every installed distribution."""
-    return frozenset(entry_points(group=group).names)
+def _flags() -> dict[tuple[str, str], str]:
+    """Return (plugin, option) -> its flag, for all installed plugins."""
+    settings = plugin_settings(load_plugins().options)
+    return {(setting.section, setting.name): setting.flag.removeprefix("--") for setting in settings.values()}
 
 
 def _flag(section: str, name: str) -> str:
@@ -111,7 +114,7 @@ def _flag(section: str, name: str) -> str:
     flat = name.replace("_", "-")
     if section in OWNED_BY_ENGINE:
         return OWNED_BY_ENGINE[section] + flat
-    return f"{section}.{flat}" if section in _names("slime") and flat not in _names("slime.flags") else flat
+    return _flags().get((section, name), flat)
 
 
 def _without_places(value: Any, places: dict[str, str]) -> Any:

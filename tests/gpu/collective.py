@@ -11,7 +11,7 @@ import torch.distributed as dist
 from slime_core.weights import Backend
 from slime_core.weights.engine_control import serve_store
 from slime_core.weights.transports import UpdateGroup
-from tests.gpu.report import DEVICE, ON_GPU, report, seconds, sized
+from tests.gpu.report import DEVICE, ON_GPU, report, report_equal, seconds, sized
 
 BACKEND: Backend = "nccl" if ON_GPU else "gloo"
 NUMBERS = sized(2**26, 2**12)
@@ -48,12 +48,8 @@ def main() -> None:
         check("reduce_scatter", gathered, values)
     dist.all_to_all_single(gathered.zero_(), values)
     check("all_to_all", gathered, values)
-    report(
-        "all_reduce of one rank",
-        1e3 * seconds(lambda: dist.all_reduce(total)),
-        "ms",
-        expected=f"{values.nbytes / 2**20:g} MiB",
-    )
+    time_s, size = seconds(lambda: dist.all_reduce(total)), f"{values.nbytes / 2**20:g} MiB"
+    report("all_reduce of one rank", 1e3 * time_s, "ms", expected=size)
     control: Any = NoEngines()
     group = UpdateGroup(control, backend=BACKEND, timeout_s=60.0)
     flat = values.view(torch.uint8).clone()
@@ -64,8 +60,7 @@ def main() -> None:
 
 
 def check(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-    same = torch.equal(found, expected)
-    report(name, "equal" if same else "different", expected="equal", ok=same)
+    report_equal(name, torch.equal(found, expected))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from slime_core.modeling.mlp import grouped_linear
-from tests.gpu.report import DEVICE, ON_GPU, digest, report, report_difference, seconds, sized
+from tests.gpu.report import DEVICE, ON_GPU, digest, report, report_difference, report_equal, seconds, sized
 
 COUNTS = sized([0, 1, 700, 0, 1, 2000, 3, 129, 512, 0, 8, 16, 1, 700, 25, 0], [0, 1, 7, 0, 1, 20, 3, 0])
 IN, OUT = sized((2048, 1536), (64, 48))
@@ -41,23 +41,22 @@ def main() -> None:
     unused = [value for count, value in zip(COUNTS, found[2:], strict=True) if not count]
     most = max(float(value.abs().max()) for value in unused)
     report("largest gradient of an expert without tokens", most, expected="0", ok=most == 0)
-    same = digest(found) == digest(again)
-    report("twice", "equal bits" if same else "different bits", expected="equal bits", ok=same)
+    report_equal("twice", digest(found) == digest(again))
     ours, theirs = seconds(grouped), seconds(lambda: loop(torch.bfloat16))
     report("forward and backward", 1e3 * ours, "ms")
     report("one product an expert", 1e3 * theirs, "ms", expected="more on a GPU")
-    if ON_GPU:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            grouped()
-            waits = "none"
-        except RuntimeError as problem:
-            waits = str(problem)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        report("waits for the GPU in the product", waits, expected="none", ok=waits == "none")
-    else:
+    if not ON_GPU:
         report("waits for the GPU in the product", "not measured on a CPU", expected="none")
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        grouped()
+        waits = "none"
+    except RuntimeError as problem:
+        waits = str(problem)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    report("waits for the GPU in the product", waits, expected="none", ok=waits == "none")
 
 
 if __name__ == "__main__":

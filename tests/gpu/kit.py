@@ -49,10 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         scratch = Path(name)
         if not options.installed:
             if not any(options.wheels.glob("*.whl")):
-                parser.error(
-                    f"{options.wheels} has no wheels; accepted: the folder that `make gpu-kit` fills on a "
-                    "machine with a network, or --installed"
-                )
+                parser.error(f"{options.wheels} has no wheels. Run `make gpu-kit` where there is a network.")
             install(options.wheels, scratch / "site")
         declare(scratch / "site")
         environment = environment_of(scratch)
@@ -80,7 +77,7 @@ def declare(site: Path) -> None:
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         groups = (
             "\n".join([f"[{group}]", *(f"{key} = {value}" for key, value in entries.items())])
-            for group, entries in project["entry-points"].items()
+            for group, entries in project.get("entry-points", {}).items()
         )
         (folder / "entry_points.txt").write_text("\n".join(groups) + "\n")
 
@@ -96,16 +93,7 @@ def run_part(part: str, scratch: Path, environment: Mapping[str, str], *, limit_
     """Run a part and return its rows; the last one says how the process ended if it did not end well."""
     number = f"{PARTS.index(part) + 1}. {part}"
     if limit_s < 1:
-        return [
-            {
-                "part": number,
-                "check": "the part",
-                "figure": "not run: no time left",
-                "unit": "",
-                "expected": "",
-                "ok": False,
-            }
-        ]
+        return [_row("the part", "not run: no time left", ok=False, part=number)]
     file, log = scratch / f"{part}.jsonl", scratch / f"{part}.log"
     print(f"{number} ...", end=" ", flush=True)
     start_s = time.monotonic()
@@ -133,18 +121,14 @@ def run_part(part: str, scratch: Path, environment: Mapping[str, str], *, limit_
     if status:
         text = log.read_text(errors="replace")
         print(text[-3000:], flush=True)
-        last = next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
-        rows.append(
-            {
-                "check": "the process",
-                "figure": f"{how}: {last.strip()[:200]}",
-                "unit": "",
-                "expected": "ends by itself",
-                "ok": False,
-            }
-        )
-    rows.append({"check": "seconds of the part", "figure": round(seconds, 1), "unit": "s", "expected": "", "ok": None})
+        last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
+        rows.append(_row("the process", f"{how}: {last[:200]}", expected="ends by itself", ok=False))
+    rows.append(_row("seconds of the part", round(seconds, 1), unit="s", ok=None))
     return [{"part": number, **row} for row in rows]
+
+
+def _row(check: str, figure: object, *, unit: str = "", expected: str = "", **more: object) -> Row:
+    return {"check": check, "figure": figure, "unit": unit, "expected": expected, **more}
 
 
 def write(rows: Sequence[Row], folder: Path, *, seconds: float) -> None:

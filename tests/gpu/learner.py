@@ -19,31 +19,36 @@ import numpy as np
 import torch
 
 from slime_core.cli.memory import model_size
+from slime_core.components.construction import prepare_options
+from slime_core.components.functions import find_functions
+from slime_core.components.selection import policy_loss
 from slime_core.config.load import load, peek
 from slime_core.learner import LearnerSettings
 from slime_core.modeling.memory import GIB, RECOMPUTE, Cut, Recompute, Training, Usage, usage
 from slime_core.plugins.activation import activate
-from slime_core.plugins.construction import prepare_options
-from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
 from slime_core.weights.engine_control import reserve_port
-from tests.gpu.report import DEVICE, ON_GPU, SCRATCH, digest, free_memory, report, seconds, sized
+from tests.gpu.report import (
+    DEVICE,
+    ON_GPU,
+    SCRATCH,
+    digest,
+    free_memory,
+    report,
+    report_equal,
+    report_limit,
+    seconds,
+    sized,
+)
 
 Shape = Mapping[str, Any]
 
+QWEN3 = {"max_position_embeddings": 40_960, "rope_theta": 1e6, "head_dim": sized(128, 16)}
+LAYERS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 DENSE: Shape = {
-    "model_type": "qwen3",
-    "head_dim": sized(128, 16),
-    "hidden_size": sized(1024, 64),
-    "intermediate_size": sized(3072, 96),
-    "num_hidden_layers": sized(28, 2),
-    "num_attention_heads": sized(16, 4),
-    "num_key_value_heads": sized(8, 2),
-    "vocab_size": sized(151_936, 512),
-    "max_position_embeddings": 40_960,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
+    **{**QWEN3, "model_type": "qwen3", "vocab_size": sized(151_936, 512), "tie_word_embeddings": True},
+    **dict(zip(LAYERS, sized((1024, 3072, 28, 16, 8), (64, 96, 2, 4, 2)), strict=True)),
 }
 SHORT, LONG, LONGEST = sized((2048, 8192, 32_768), (64, 256, 512))
 """Tokens of a row."""
@@ -74,9 +79,8 @@ def main() -> None:
         with attempt(f"recompute {kind}, rows of {row:,}"), built(folder, row, kind) as trained:
             step_s = trained.report_steps(shard_of(samples, row), norm=norm)
             if loop_s and (kind, row) == ("none", LONG):
-                report(
-                    f"{trained.name}: seconds / those of transformers", step_s / loop_s, expected="at most 1.2 on a GPU"
-                )
+                ratio = step_s / loop_s
+                report(f"{trained.name}: seconds / those of transformers", ratio, expected="at most 1.2 on a GPU")
     with attempt(f"one row of {LONGEST:,}"), built(folder, LONGEST, "full") as trained:
         trained.report_steps(shard_of(draw(length=LONGEST, total=LONGEST), LONGEST))
     with attempt("two runs"):
@@ -86,13 +90,7 @@ def main() -> None:
                 for _ in range(2):
                     trained.learner.train(shard)
                 digests.append(digest(weight for _, weight in trained.learner.export_weights()))
-        same = len(set(digests)) == 1
-        report(
-            "two runs that only train, 2 steps: weights",
-            "equal bits" if same else "different bits",
-            expected="equal bits",
-            ok=same,
-        )
+        report_equal("two runs that only train, 2 steps: weights", len(set(digests)) == 1)
 
 
 @contextmanager
@@ -133,13 +131,14 @@ def draw(*, length: int, total: int, vocabulary: int = DENSE["vocab_size"]) -> l
     while left > 0:
         size = min(left, length if length == total else int(random.integers(length // 4, length + 1)))
         size = left if left - size < 16 else size
+        response = size - size // 8
         samples.append(
             Sample(
                 group_index=len(samples),
                 index=len(samples),
                 tokens=TokenIds(random.integers(3, vocabulary, size).tolist()),
-                response_length=size - size // 8,
-                rollout_log_probs=LogProbs([-1.0] * (size - size // 8)),
+                response_length=response,
+                rollout_log_probs=LogProbs([-1.0] * response),
                 reward=0.0,
                 status=Status.COMPLETED,
             )
@@ -176,21 +175,11 @@ class Trained:
         tokens = int(shard.lengths_B.sum())
         metrics = self.learner.train(shard)
         if norm:
-            figure = abs(metrics["train/grad_norm"] / norm - 1)
-            report(
-                f"{self.name}: gradient norm beside transformers'",
-                figure,
-                expected=f"at most {NEAR:g}",
-                ok=figure <= NEAR,
+            difference = metrics["train/train_rollout_logprob_abs_diff"]
+            report_limit(
+                f"{self.name}: gradient norm / transformers' - 1", abs(metrics["train/grad_norm"] / norm - 1), NEAR
             )
-            figure = metrics["train/train_rollout_logprob_abs_diff"]
-            report(
-                f"{self.name}: log-probabilities beside transformers'",
-                figure,
-                "nats",
-                expected=f"at most {NEAR:g} on average",
-                ok=figure <= NEAR,
-            )
+            report_limit(f"{self.name}: log-probabilities beside transformers'", difference, NEAR, "nats")
         self.learner.speed(shard)
         speeds: list[Mapping[str, float]] = []
 
@@ -201,18 +190,13 @@ class Trained:
         step_s = seconds(step, rounds=ROUNDS)
         report(f"{self.name}: a step of {tokens:,} tokens", step_s, "s")
         report(f"{self.name}: speed", tokens / step_s, "tokens/s")
-        mfu = [one["perf/actor_train_mfu"] for one in speeds if "perf/actor_train_mfu" in one]
+        mfu = [speed["perf/actor_train_mfu"] for speed in speeds if "perf/actor_train_mfu" in speed]
         if mfu:
             report(f"{self.name}: MFU", statistics.median(mfu), expected="0.3 or more with rows of 8,192, no recompute")
         if ON_GPU:
             peak = torch.cuda.max_memory_allocated()
             report(f"{self.name}: peak", peak / GIB, "GiB", expected=f"plan: {self.plan.total / GIB:.2f}")
-            report(
-                f"{self.name}: peak / plan",
-                peak / self.plan.total,
-                expected="at most 1.1",
-                ok=peak <= 1.1 * self.plan.total,
-            )
+            report_limit(f"{self.name}: peak / plan", peak / self.plan.total, 1.1)
         else:
             report(f"{self.name}: peak", "not measured on a CPU", expected=f"plan: {self.plan.total / GIB:.4f} GiB")
         return step_s
@@ -233,8 +217,8 @@ def built(folder: Path, row: int, kind: Recompute, *flags: str, size: Shape = DE
         words += [f"--{name.replace('_', '-')}", *(value if isinstance(value, tuple) else [str(value)])]
     architecture = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}[size["model_type"]]
     seen = peek(words)
-    active = activate(seen.plugins, architecture=architecture, choices=seen.choices, flags=seen.flags, code=seen.code)
-    resolved = load(words, **active.for_settings, check_rules=False)
+    active = activate(seen.plugins, architecture=architecture, uses=seen.uses, functions=find_functions)
+    resolved = load(words, **active.offered.for_load, check_rules=False)
     settings = LearnerSettings(
         resolved.config,
         folder,

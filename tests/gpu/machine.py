@@ -1,4 +1,4 @@
-"""Part 1: the machine. Nothing here fails; a missing compiler matters to engines, which compile kernels at start."""
+"""Part 1: the machine. Only an old GPU fails; a missing compiler matters to engines, which compile kernels at start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 
 import torch
 
@@ -23,28 +23,21 @@ PACKAGES = ("transformers", "megatron-core", "mbridge", "triton", "flash-attn-4"
 
 def main() -> None:
     """Report the machine."""
-    report(
-        "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", expected="3.11 or 3.12"
-    )
+    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    report("Python", python, expected="3.11 or 3.12")
     report("torch", torch.__version__, expected="2.11 or later")
     for name in PACKAGES:
-        report(name, _version(name))
+        versions = [distribution.version for distribution in distributions(name=name)]
+        report(name, *versions[:1] or ["not installed"])
     if ON_GPU:
         properties = torch.cuda.get_device_properties(DEVICE)
         report("GPU", properties.name)
         report("GPU memory", properties.total_memory / GIB, "GiB")
-        report(
-            "compute capability",
-            f"{properties.major}.{properties.minor}",
-            expected="8.0 or later, for bfloat16",
-            ok=properties.major >= 8,
-        )
+        capability = f"{properties.major}.{properties.minor}"
+        report("compute capability", capability, expected="8.0 or later, for bfloat16", ok=properties.major >= 8)
         report("driver", _output("nvidia-smi", "--query-gpu=driver_version,mig.mode.current", "--format=csv,noheader"))
-        report(
-            "CUDA of torch",
-            f"{torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, "
-            f"cuDNN {torch.backends.cudnn.version()}",
-        )
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        report("CUDA of torch", f"{torch.version.cuda}, NCCL {nccl}, cuDNN {torch.backends.cudnn.version()}")
     else:
         report("GPU", "none: every part runs with small sizes on the CPU")
     for program, word in PROGRAMS.items():
@@ -52,10 +45,9 @@ def main() -> None:
         found = shutil.which(program, path=path)
         lines = _output(found, "--version").splitlines() if found else []
         report(program, next((line for line in lines if word in line), "missing"), expected="needed by engines on GPUs")
-    report("torch.nn.functional.grouped_mm", _yes(hasattr(torch.nn.functional, "grouped_mm")), expected="yes")
-    report("torch.nn.attention.varlen", _yes(importlib.util.find_spec("torch.nn.attention.varlen")), expected="yes")
-    shared = shutil.disk_usage("/dev/shm")
-    report("/dev/shm free", shared.free / GIB, "GiB", expected="1 GiB or more")
+    has_varlen = importlib.util.find_spec("torch.nn.attention.varlen") is not None
+    report("grouped_mm, varlen", f"{hasattr(torch.nn.functional, 'grouped_mm')}, {has_varlen}", expected="True, True")
+    report("/dev/shm free", shutil.disk_usage("/dev/shm").free / GIB, "GiB", expected="1 GiB or more")
     report("cores", len(os.sched_getaffinity(0)))
     report("memory", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, "GiB")
     for name, number, needed in (
@@ -67,22 +59,11 @@ def main() -> None:
         report(f"limit of {name}", "no limit" if limit == resource.RLIM_INFINITY else limit, expected=needed)
 
 
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def _output(*command: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError) as problem:
         return f"failed: {problem}"
-
-
-def _yes(value: object) -> str:
-    return "yes" if value else "no"
 
 
 if __name__ == "__main__":

@@ -65,19 +65,11 @@ def optimizer_steps() -> None:
         torch.nn.utils.clip_grad_norm_(exact, settings.clip_grad)
         optimizer.step()
         reference.step()
-    report_difference(
-        f"AdamW, {STEPS} steps: bfloat16 weights",
-        torch.cat([parameter.detach().flatten() for parameter in parameters]),
-        torch.cat([weight.detach().flatten() for weight in exact]),
-        limit=2**-8,
-    )
+    found, expected = (torch.cat([weight.detach().flatten() for weight in group]) for group in (parameters, exact))
+    report_difference(f"AdamW, {STEPS} steps: bfloat16 weights", found, expected, limit=2**-8)
     masters = torch.cat([part.flatten() for group in optimizer.param_groups for part in group["params"]])
-    report(
-        "AdamW: entries of the float32 weights",
-        masters.numel(),
-        expected=f"{MATRICES * WIDTH**2:,}",
-        ok=masters.dtype == torch.float32 and masters.numel() == MATRICES * WIDTH**2,
-    )
+    is_complete = masters.dtype == torch.float32 and masters.numel() == MATRICES * WIDTH**2
+    report("AdamW: all weights in float32", f"{masters.numel():,}", expected=f"{MATRICES * WIDTH**2:,}", ok=is_complete)
     is_fused = all(group.get("fused") for part in optimizer.chained_optimizers for group in part.optimizer.param_groups)
     report("AdamW: kernel", "fused" if is_fused else "plain", expected="fused", ok=is_fused)
     report("AdamW: a step", 1e3 * seconds(step), "ms", expected=f"{MATRICES * WIDTH**2 / 1e6:.3g} M weights")
@@ -112,11 +104,8 @@ def log_probs() -> None:
         report_difference(f"{name}: gradient", gradient[some], exact_gradient, limit=2**-8)
         del found, gradient
         # The gradient of the logits, and float32 copies of the rows of a chunk.
-        report_peak(
-            f"{name}: memory",
-            peak_of(work),
-            limit=int(1.1 * (logits.nbytes + (chunk or ROWS) * VOCABULARY * LOGIT)) + 2**26,
-        )
+        limit = int(1.1 * (logits.nbytes + (chunk or ROWS) * VOCABULARY * LOGIT)) + 2**26
+        report_peak(f"{name}: memory", peak_of(work), limit=limit)
         report(f"{name}: forward and backward", 1e3 * seconds(work, rounds=sized(5, 1)), "ms")
     if ON_GPU:
         plain = logits.clone().requires_grad_()

@@ -44,19 +44,28 @@ def report(check: str, figure: float | str, unit: str = "", *, expected: str = "
         file.write(json.dumps(row) + "\n")
 
 
+def report_limit(check: str, figure: float, limit: float, unit: str = "") -> None:
+    """Report a figure that must not be above ``limit``."""
+    report(check, figure, unit, expected=f"at most {limit:g}", ok=figure <= limit)
+
+
+def report_equal(check: str, same: bool) -> None:
+    """Report a comparison bit for bit."""
+    report(check, "equal bits" if same else "different bits", expected="equal bits", ok=same)
+
+
 def report_difference(check: str, found: torch.Tensor, exact: torch.Tensor, *, limit: float) -> None:
     """Report the largest difference, relative to the largest entry of ``exact``."""
     exact = exact.to(torch.float64)
-    figure = float((found.to(torch.float64) - exact).abs().max() / exact.abs().max())
-    report(check, figure, expected=f"at most {limit:g}", ok=figure <= limit)
+    report_limit(check, float((found.to(torch.float64) - exact).abs().max() / exact.abs().max()), limit)
 
 
 def report_peak(check: str, peak: int | None, *, limit: int) -> None:
     """Report the memory that a computation took beyond what was allocated before."""
     if peak is None:
         report(check, "not measured on a CPU", expected=f"at most {limit / GIB:.3g} GiB")
-        return
-    report(check, peak / GIB, "GiB", expected=f"at most {limit / GIB:.3g} GiB", ok=peak <= limit)
+    else:
+        report_limit(check, peak / GIB, limit / GIB, "GiB")
 
 
 def synchronize() -> None:

@@ -23,7 +23,7 @@ from slime_core.weights.engine_control import Bucket
 from slime_core.weights.hugging_face import WeightSpec
 from slime_core.weights.transports import DEVICE_ARGUMENT, TensorTransport
 from tests.gpu.learner import DENSE, LONG, SHORT, TOKENS, attempt, built, draw, shard_of, write_model
-from tests.gpu.report import DEVICE, GIB, ON_GPU, digest, free_memory, report, sized
+from tests.gpu.report import DEVICE, GIB, ON_GPU, digest, free_memory, report, report_equal, report_limit, sized
 
 SHAPES = sized([(4096, 4096)] * 8 + [(4096,), (1,)], [(64, 64)] * 4 + [(48,), (1,)])
 
@@ -34,9 +34,11 @@ class ReadingProcess:
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.gpu.sharing", "read"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.answer, self.seconds = self._read(), 0.0
+
+    def _read(self) -> str:
         assert self._process.stdout is not None
-        self.answer = self._process.stdout.readline().strip()
-        self.seconds = 0.0
+        return self._process.stdout.readline().strip()
 
     def begin_update(self) -> None:
         """Nothing to pause."""
@@ -47,17 +49,14 @@ class ReadingProcess:
     def update_from_tensor(self, payloads: Sequence[Sequence[str]], *, version: str | None) -> None:
         ((payload,),) = payloads
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         start_s = time.perf_counter()
-        self._process.stdin.write(payload + "\n")
-        self._process.stdin.flush()
-        self.answer = self._process.stdout.readline().strip()
+        print(payload, file=self._process.stdin, flush=True)
+        self.answer = self._read()
         self.seconds = time.perf_counter() - start_s
 
     def close(self) -> int:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        return self._process.wait(timeout=60)
+        self._process.communicate(timeout=60)
+        return self._process.returncode
 
 
 def main() -> None:
@@ -88,18 +87,9 @@ def share() -> None:
         transport.send(Bucket(tuple(specs)), tensors, last=number == 2)
         transport.drain()
         matches.append(reader.answer == digest(tensors))
-    report(
-        "buckets that the other process reads bit for bit",
-        f"{sum(matches)} of {len(matches)}",
-        expected="3 of 3",
-        ok=all(matches),
-    )
-    report(
-        "open, read and digest of a bucket",
-        reader.seconds,
-        "s",
-        expected=f"{sum(one.nbytes for one in tensors) / 2**20:.3g} MiB",
-    )
+    report_equal("buckets that the other process reads", all(matches))
+    size = f"{sum(tensor.nbytes for tensor in tensors) / 2**20:.3g} MiB"
+    report("open, read and digest of a bucket", reader.seconds, "s", expected=size)
     del tensors
     status = reader.close()
     report("the other process ends", status, expected="0", ok=status == 0)
@@ -152,28 +142,13 @@ def offload() -> None:
         learner.train(shard)
         before = digest(weight for _, weight in learner.export_weights())
         start_s = time.perf_counter()
-        released = learner.offload(keeps_weights=True)
-        some = released / GIB
-        released = learner.offload()
-        seconds = time.perf_counter() - start_s
-        report("offloaded, all but the weights", some, "GiB", expected="gradients and Adam's state")
+        some, released = learner.offload(keeps_weights=True), learner.offload()
+        report("seconds of offloading, page-locking included", time.perf_counter() - start_s, "s")
+        report("offloaded, all but the weights", some / GIB, "GiB", expected="gradients and Adam's state")
         report("offloaded", released / GIB, "GiB", expected=f"plan without activations: {state / GIB:.4g}")
-        report("seconds of offloading, page-locking included", seconds, "s")
         if ON_GPU:
-            report(
-                "GPU memory of tensors that stays",
-                torch.cuda.memory_allocated() / GIB,
-                "GiB",
-                expected="below 0.1",
-                ok=torch.cuda.memory_allocated() < 0.1 * GIB,
-            )
-            report(
-                "GPU memory that the allocator keeps",
-                torch.cuda.memory_reserved() / GIB,
-                "GiB",
-                expected="below 0.5",
-                ok=torch.cuda.memory_reserved() < 0.5 * GIB,
-            )
+            report_limit("GPU memory of tensors that stays", torch.cuda.memory_allocated() / GIB, 0.1, "GiB")
+            report_limit("GPU memory that the allocator keeps", torch.cuda.memory_reserved() / GIB, 0.5, "GiB")
             free, total = torch.cuda.mem_get_info()
             report("GPU memory in use, context included", (total - free) / GIB, "GiB", expected="about 1")
             pinned = torch.cuda.host_memory_stats()["allocated_bytes.current"]
@@ -181,15 +156,9 @@ def offload() -> None:
         start_s = time.perf_counter()
         learner.onload()
         report("seconds of loading", time.perf_counter() - start_s, "s")
-        same = before == digest(weight for _, weight in learner.export_weights())
-        report("weights after loading", "equal bits" if same else "different bits", expected="equal bits", ok=same)
+        report_equal("weights after loading", before == digest(weight for _, weight in learner.export_weights()))
         norm = learner.train(shard)["train/grad_norm"]
         report("gradient norm of the next step", norm, expected="finite", ok=0 < norm < float("inf"))
-        if ON_GPU:
-            start_s = time.perf_counter()
-            learner.offload()
-            report("seconds of offloading again", time.perf_counter() - start_s, "s", expected="less: memory is reused")
-            learner.onload()
 
 
 if __name__ == "__main__":

@@ -152,8 +152,8 @@ def test_slime_knows_the_flags_of_the_entrypoint() -> None:
     program, command, *words = shlex.split(rayjob()["spec"]["entrypoint"])
     assert (program, command) == ("slime", "run")
     seen = peek(words)
-    active = activate(seen.plugins, choices=seen.choices, flags=seen.flags)
-    config = load(words, **active.for_settings, check_rules=False).config
+    active = activate(seen.plugins, uses=seen.uses)
+    config = load(words, **active.offered.for_load, check_rules=False).config
     assert (config.num_learner_ranks, config.cluster.rollout_num_gpus) == (8, 8)
 
 

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import slime_core
-from slime_core import Kind
 from slime_core.plugins.activation import activate
+from slime_core.plugins.registration import Kind
 
 CORE = Path(slime_core.__file__).parent
 EXEMPT = ("builtin", "testing", "cpu/stand_ins")

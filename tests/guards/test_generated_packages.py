@@ -1,4 +1,4 @@
-"""What ``slime plugins new`` writes works as it stands, for every kind: lint, types, its own tests, wheel, settings."""
+"""What ``slime plugins new`` writes works for every kind: lint, types, tests, wheel, settings."""
 
 from __future__ import annotations
 
@@ -79,13 +79,12 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def resolve(argv: list[str]) -> Resolved:
-    active = activate(peek(argv).plugins)
-    return load(
-        with_settings_of_loaded_run(argv), presets=active.presets, plugin_options=active.options, check_rules=False
-    )
+    seen = peek(argv)
+    active = activate(seen.plugins, uses=seen.uses)
+    return load(with_settings_of_loaded_run(argv), **active.offered.for_load, check_rules=False)
 
 
-def test_lint_and_format_find_nothing_whatever_the_length_of_the_name(folder: Path, tmp_path: Path):
+def test_lint_and_format_find_nothing_whatever_the_length_of_the_name(folder: Path, tmp_path: Path) -> None:
     for name in ("x", "a" * LONGEST_NAME):
         for kind in KINDS:
             for place, text in Scaffold(kind, name).files().items():
@@ -97,18 +96,17 @@ def test_lint_and_format_find_nothing_whatever_the_length_of_the_name(folder: Pa
 
 
 @pytest.mark.long
-def test_types_hold_under_the_strict_settings_of_the_packages(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_types_hold_under_the_strict_settings_of_the_packages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = sorted(folder.iterdir())
     monkeypatch.setenv("MYPYPATH", os.pathsep.join(str(package / "src") for package in packages))
     # One run for all, with the settings of this project: `make types` has left their cache.
     python("-m", "mypy", *[package / part for package in packages for part in ("src", "tests")], where=ROOT)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_settings_of_types_are_as_strict_as_ours(kind: str):
+def test_the_settings_of_types_are_as_strict_as_ours() -> None:
     ours, theirs = (
         tomllib.loads(text)["tool"]["mypy"]
-        for text in ((ROOT / "pyproject.toml").read_text(), SCAFFOLDS[kind].files()[Path("pyproject.toml")])
+        for text in ((ROOT / "pyproject.toml").read_text(), SCAFFOLDS["tracker"].files()[Path("pyproject.toml")])
     )
     same = {"python_version", "strict", "enable_error_code"}
     assert {key: theirs[key] for key in same} == {key: ours[key] for key in same}
@@ -117,7 +115,7 @@ def test_the_settings_of_types_are_as_strict_as_ours(kind: str):
 
 
 @pytest.mark.long
-def test_the_tests_of_the_packages_pass_with_warnings_as_errors(folder: Path, site: Path):
+def test_the_tests_of_the_packages_pass_with_warnings_as_errors(folder: Path, site: Path) -> None:
     packages = sorted(folder.iterdir())
     words = ("-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", packages[0] / "pyproject.toml", "--rootdir", folder)
     printed = python(*words, *(one / "tests" for one in packages), where=folder, path=site)
@@ -127,58 +125,49 @@ def test_the_tests_of_the_packages_pass_with_warnings_as_errors(folder: Path, si
         assert len(passed) > 2, scaffold.kind
 
 
-def test_a_wheel_holds_the_package_its_types_and_its_licence(wheels: Path):
+def test_a_wheel_holds_the_package_and_its_types(wheels: Path) -> None:
     names = {file.name.partition("-")[0]: set(zipfile.ZipFile(file).namelist()) for file in wheels.iterdir()}
     assert set(names) == {scaffold.package for scaffold in SCAFFOLDS.values()}
-    for package, held in names.items():
-        expected = {f"{package}/plugin.py", f"{package}/py.typed", f"{package}-0.1.0.dist-info/licenses/LICENSE"}
-        assert held >= expected
-        assert all(name.startswith((f"{package}/", f"{package}-0.1.0.dist-info/")) for name in held)
+    for package, files in names.items():
+        assert files >= {f"{package}/__init__.py", f"{package}/py.typed"}
+        assert all(name.startswith((f"{package}/", f"{package}-0.1.0.dist-info/")) for name in files)
 
 
-def test_the_wheel_of_the_kit_carries_the_templates(tmp_path: Path):
+def test_the_wheel_of_the_kit_carries_the_templates(tmp_path: Path) -> None:
     project = TEMPLATES.parents[2]
     python("-c", BUILD, tmp_path, project, where=ROOT)
     (wheel,) = tmp_path.iterdir()
     templates = {str(path.relative_to(project / "src")) for path in TEMPLATES.rglob("*") if path.is_file()}
+    assert len(templates) > 2 * len(KINDS)
     assert set(zipfile.ZipFile(wheel).namelist()) >= templates
-    assert "slime_testing/templates/common/.gitignore.tmpl" in templates
 
 
-def test_what_is_installed_is_listed_in_a_process_of_its_own(site: Path):
+def test_installed_plugins_are_listed_in_a_separate_process(site: Path) -> None:
     rows = json.loads(python("-m", "slime_core", "plugins", "list", "--json", where=site, path=site))
-    found = {row["name"]: (row["distribution"], row["version"], row["entry_point"]) for row in rows}
+    listed = {row["name"]: (row["distribution"], row["version"], row["module"]) for row in rows}
     for scaffold in SCAFFOLDS.values():
-        assert found[scaffold.name] == (scaffold.distribution, "0.1.0", f"{scaffold.package}.plugin")
+        assert listed[scaffold.name] == (scaffold.distribution, "0.1.0", scaffold.package)
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("kind", KINDS)
-def test_show_prints_the_options_that_the_readme_lists(kind: str, folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_show_prints_the_component_and_an_option(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     scaffold = SCAFFOLDS[kind]
     assert main(["plugins", "show", scaffold.name, "--json"]) == 0
     shown: dict[str, Any] = json.loads(capsys.readouterr().out)
-    rows = re.findall(
-        r"^\| `(\w+)` \| (.*?) \| (.*) \|$", (folder / scaffold.distribution / "README.md").read_text(), re.M
-    )
-    assert rows
-    assert {f"--{scaffold.name}.{name.replace('_', '-')}": (default, text) for name, default, text in rows} == {
-        flag: (str(option["default"]), option["help"]) for flag, option in shown["options"].items()
-    }
-    components = [(component["kind"], component["name"]) for component in shown["components"]]
-    expected = kind.removeprefix("token-").removeprefix("multi-turn-").replace("-", "_")
-    assert kind == "lifecycle" or (expected, scaffold.name) in components
+    assert all(flag.startswith(f"--{scaffold.name}.") and option["help"] for flag, option in shown["options"].items())
+    assert shown["options"]
+    component = kind.removeprefix("token-").removeprefix("multi-turn-").replace("-", "_")
+    assert kind == "lifecycle" or shown["adds"][component] == [scaffold.name]
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_command_and_the_file_of_the_readme_name_the_plugin_and_resolve(kind: str, folder: Path):
+def test_the_command_of_the_readme_names_the_plugin_and_resolves(kind: str, folder: Path) -> None:
     scaffold = SCAFFOLDS[kind]
-    package = folder / scaffold.distribution
-    (command,) = re.findall(r"^slime run (.*)$", (package / "README.md").read_text(), re.MULTILINE)
-    by_command, by_file = (resolve(argv) for argv in (shlex.split(command), ["--config", str(package / "run.toml")]))
-    assert by_command.config.run.plugins == by_file.config.run.plugins == (*scaffold.partners, scaffold.name)
-    assert by_command.config.rollout == by_file.config.rollout
-    options = by_command.plugin_options[scaffold.name]
+    readme = (folder / scaffold.distribution / "README.md").read_text()
+    (command,) = re.findall(r"^slime run (.*)$", readme, re.MULTILINE)
+    resolved = resolve(shlex.split(command))
+    assert resolved.config.run.plugins == (*scaffold.recipe.partners, scaffold.name)
+    options = resolved.plugin_options[scaffold.name]
     assert options == anchored(type(options)(), Path())
-    assert by_file.plugin_options[scaffold.name] != options

@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from slime_core import FunctionSource, RunView, generation
+from slime_core import RunView, generation
 from slime_core.cpu.megatron import install
 from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingParams
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins import hooks
+from slime_core.provisional import FunctionSource
 
 PROMPTS = ("chat", "messages", "numbered", "requests", "row_checks", "rows", "screen")
 """Modules of the prompts room."""
@@ -30,7 +31,7 @@ MODELING = ("experts", "export", "kernels", "layers", "layout", "memory", "mlp",
 HARNESS = ("engines", "learner", "megatron", "plugins")
 
 ROOMS = (
-    *("slime_core", "slime_core.plugins.contracts", "slime_core.plugins.hooks"),
+    *("slime_core", "slime_core.contracts", "slime_core.plugins.hooks", "slime_core.provisional"),
     *(
         "slime_core.checkpoint",
         "slime_core.errors",
@@ -60,6 +61,9 @@ FOR_CHECKERS: Mapping[str, object] = {
     "array": Sequence,  # array.array takes no type arguments before Python 3.12
 }
 """What public modules import under ``TYPE_CHECKING`` only, so that importing them loads neither torch nor an engine."""
+
+DEPENDS_ON_THE_HOOK = {"Hooks.call(return)", "Hooks.implementations(return)"}
+"""Values of pluggy, whose type is that of the hook that is called."""
 
 PUBLIC_METHODS = ("__call__", "__init__", "__new__")
 
@@ -103,7 +107,7 @@ def hints(room: str) -> Iterator[tuple[str, object]]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_nothing_public_is_typed_as_any(room: str) -> None:
-    assert sorted({where for where, hint in hints(room) if has_any(hint)}) == []
+    assert {where for where, hint in hints(room) if has_any(hint)} - DEPENDS_ON_THE_HOOK == set()
 
 
 @pytest.mark.parametrize("room", ["harness", "modeling", "ops", "prompts"])
@@ -116,4 +120,4 @@ def test_every_module_of_a_public_room_is_looked_at(room: str) -> None:
 def test_fields_methods_and_hooks_are_looked_at() -> None:
     found = {where for room in ROOMS for where, _ in hints(room)}
     assert {"Sample.metadata", "GenerateContext.start(return)", "slime_run_start(run)"} <= found
-    assert {"PlaceStates()", "LifecycleHooks.results(return)", "RMSNorm.__init__(config)"} <= found
+    assert {"PlaceStates()", "Registration.reward_model(target)", "RMSNorm.__init__(config)"} <= found

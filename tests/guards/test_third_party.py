@@ -33,7 +33,7 @@ def test_what_is_installed_is_typed_strictly(site: Path) -> None:
         check=False,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "in 9 source files" in checked.stdout
+    assert "in 10 source files" in checked.stdout
 
 
 @pytest.mark.parametrize("name", ["baseline", "softloss", "gentle", "lastdigit", "turns", "sums", "notes"])

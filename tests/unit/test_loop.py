@@ -13,11 +13,11 @@ from slime_core.checkpoint.folder import RunState
 from slime_core.config.learning import WeightsConfig
 from slime_core.config.sampling import EvalConfig, RolloutConfig
 from slime_core.config.schema import CheckpointConfig, RunConfig
+from slime_core.contracts import Place
 from slime_core.errors import NonFiniteError
 from slime_core.loop import train
 from slime_core.plugins.activation import activate
-from slime_core.plugins.contracts import Place
-from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.lifecycle import Hooks
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.runtime.waiting import Terminated, Termination
 from slime_core.track.record import RunRecord
@@ -119,7 +119,7 @@ def run(tmp_path):
         plugins: tuple[str, ...] = (),
         stop: Termination | None = None,
     ) -> RunState:
-        hooks = LifecycleHooks(activate(plugins).registry, place=Place.DRIVER, options={})
+        hooks = Hooks(activate(plugins).registry, place=Place.DRIVER, options={})
         with Track(RunRecord(tmp_path / "run"), tensorboard=False) as track:
             return train(
                 diary,
@@ -135,28 +135,49 @@ def run(tmp_path):
     return start
 
 
-def test_three_steps_that_publish_every_step(run):
-    diary = Diary()
-    end = run(diary, config())
-    assert diary.calls == [
-        *("publish 0", "evaluate 0"),
-        *("sample 0", "train shard-0", "publish 1"),
-        *("sample 1", "train shard-1", "save 2", "publish 2", "evaluate 2"),
-        *("sample 2", "train shard-2", "save 3", "wait for it, required", "publish 3", "evaluate 3"),
-    ]
-    assert end == RunState(3, cursor={"next": 30}, plugin_states={"driver": {}, "sampler": {}}, row=ROW)
-    assert diary.served == [0, 1, 2, 3]
+STEPS = [
+    ["sample 0", "train shard-0"],
+    ["sample 1", "train shard-1", "save 2"],
+    ["sample 2", "train shard-2", "save 3"],
+]
+REQUIRED = "wait for it, required"
 
 
-def test_three_steps_that_publish_every_other_step(run):
+@pytest.mark.parametrize(
+    ("settings", "resumed", "calls"),
+    [
+        (
+            {},
+            0,
+            [
+                *("publish 0", "evaluate 0", *STEPS[0], "publish 1", *STEPS[1], "publish 2", "evaluate 2"),
+                *(*STEPS[2], REQUIRED, "publish 3", "evaluate 3"),
+            ],
+        ),
+        (
+            {"interval": 2},
+            0,
+            [
+                *("publish 0", "evaluate 0", *STEPS[0], *STEPS[1], "publish 2", "evaluate 2"),
+                *(*STEPS[2], REQUIRED, "evaluate 3"),
+            ],
+        ),
+        ({"interval": 0, "evaluate": None}, 0, ["publish 0", *STEPS[0], *STEPS[1], *STEPS[2], REQUIRED]),
+        ({}, 2, ["publish 2", "evaluate 2", *STEPS[2], REQUIRED, "publish 3", "evaluate 3"]),
+        ({}, 3, ["publish 3", "evaluate 3"]),
+        (
+            {"save": None, "skip_eval_before_train": True, "steps": 1},
+            0,
+            ["publish 0", *STEPS[0], "save 1", REQUIRED, "publish 1", "evaluate 1"],
+        ),
+    ],
+    ids=["every step", "every other step", "only at the start", "resumed", "finished", "saved at the end"],
+)
+def test_what_is_called_in_which_order(run, settings, resumed, calls):
     diary = Diary()
-    run(diary, config(interval=2))
-    assert diary.calls == [
-        *("publish 0", "evaluate 0"),
-        *("sample 0", "train shard-0"),
-        *("sample 1", "train shard-1", "save 2", "publish 2", "evaluate 2"),
-        *("sample 2", "train shard-2", "save 3", "wait for it, required", "evaluate 3"),
-    ]
+    run(diary, config(**settings), RunState(resumed, cursor={"next": 10 * resumed}))
+    assert diary.calls == calls
+    assert diary.served == [int(call.split()[1]) for call in calls if call.startswith("publish")]
 
 
 def test_a_save_that_is_not_asynchronous_is_waited_for_and_only_the_last_one_is_required(run):
@@ -170,39 +191,15 @@ def test_a_save_that_is_not_asynchronous_is_waited_for_and_only_the_last_one_is_
     ]
 
 
-def test_an_interval_of_zero_publishes_only_before_the_first_step(run):
-    diary = Diary()
-    run(diary, config(interval=0, evaluate=None))
-    assert diary.calls == [
-        "publish 0",
-        *(
-            "sample 0",
-            "train shard-0",
-            "sample 1",
-            "train shard-1",
-            "save 2",
-            "sample 2",
-            "train shard-2",
-            "save 3",
-            "wait for it, required",
-        ),
-    ]
-
-
-def test_without_an_interval_a_checkpoint_is_saved_at_the_end(run):
-    diary = Diary()
-    run(diary, config(save=None))
-    assert [state.step for state in diary.saved] == [3]
-
-
 def test_a_checkpoint_holds_the_cursor_after_the_trained_rollout(run):
     diary = Diary()
-    run(diary, config(), RunState(plugins={"version": 1}))
+    end = run(diary, config(), RunState(plugins={"version": 1}))
     states = {"driver": {}, "sampler": {}}
     assert diary.saved == [
         RunState(2, {"next": 20}, {"version": 1}, states, ROW),
         RunState(3, {"next": 30}, {"version": 1}, states, ROW),
     ]
+    assert end == diary.saved[-1]
 
 
 def test_a_checkpoint_holds_what_plugins_of_driver_and_sampler_return(run, tmp_path):
@@ -251,41 +248,6 @@ def test_a_failed_step_publishes_and_saves_nothing_and_gives_the_devices_back(ru
     assert [row["step"] for row in rows(tmp_path)] == [0]
 
 
-def test_a_resumed_run_continues_after_its_last_step(run):
-    diary = Diary()
-    run(diary, config(), RunState(2, cursor={"next": 20}))
-    assert diary.calls == [
-        *(
-            "publish 2",
-            "evaluate 2",
-            "sample 2",
-            "train shard-2",
-            "save 3",
-            "wait for it, required",
-            "publish 3",
-            "evaluate 3",
-        )
-    ]
-
-
-def test_a_finished_run_has_nothing_left_to_train(run):
-    diary = Diary()
-    assert run(diary, config(), RunState(3)) == RunState(3)
-    assert diary.calls == ["publish 3", "evaluate 3"]
-
-
-def test_the_first_evaluation_can_be_left_out(run):
-    diary = Diary()
-    run(diary, config(skip_eval_before_train=True))
-    assert [call for call in diary.calls if call.startswith("evaluate")] == ["evaluate 2", "evaluate 3"]
-
-
-def test_without_an_interval_nothing_is_evaluated(run):
-    diary = Diary()
-    run(diary, config(evaluate=None))
-    assert not [call for call in diary.calls if call.startswith("evaluate")]
-
-
 def test_rows_hold_metrics_times_and_the_evaluation_of_the_weights_they_start_from(run, tmp_path):
     run(Diary(), config())
     found = rows(tmp_path)
@@ -302,26 +264,21 @@ def rows(folder) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("killed_at", "last"),
+    ("killed_at", "last", "partial_rollout"),
     [
-        ("sample 1", "sample 1"),
-        ("evaluate 2", "evaluate 2"),
+        ("sample 1", "sample 1", False),
+        ("evaluate 2", "evaluate 2", False),
         # What moves the weights or writes them runs to its end.
-        ("train shard-0", "publish 1"),
-        ("publish 1", "publish 1"),
-        ("save 2", "publish 2"),
+        ("train shard-0", "publish 1", False),
+        ("publish 1", "publish 1", False),
+        ("save 2", "publish 2", False),
+        # A rollout that cannot be sampled again continues; the next wait that may end is the evaluation.
+        ("sample 0", "publish 2", True),
     ],
 )
-def test_a_sigterm_ends_the_run_while_it_waits_for_the_sampler(run, killed_at: str, last: str):
-    diary = Diary(killed_at=killed_at)
+def test_a_sigterm_ends_the_run_while_it_waits_for_the_sampler(run, killed_at: str, last: str, partial_rollout: bool):
+    diary, settings = Diary(killed_at=killed_at), config()
+    rollout = settings.rollout.model_copy(update={"partial_rollout": partial_rollout})
     with pytest.raises(Terminated), Termination() as stop:
-        run(diary, config(), stop=stop)
+        run(diary, settings.model_copy(update={"rollout": rollout}), stop=stop)
     assert diary.calls[-1] == last
-
-
-def test_a_rollout_that_cannot_be_sampled_again_goes_on(run):
-    diary, settings = Diary(killed_at="sample 0"), config()
-    settings = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"partial_rollout": True})})
-    with pytest.raises(Terminated), Termination() as stop:
-        run(diary, settings, stop=stop)
-    assert diary.calls[-1] == "publish 2"  # the next wait that may end is the evaluation

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from slime_core.types import LogProbs, Mask, Sample, Status, StepPlan, TokenIds, TrainBatch
+from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
 
 
 def test_token_ids_read_and_compare_like_a_list():
     ids = TokenIds([5, 14, 5])
-    assert ids == [5, 14, 5]
     assert ids == [5, 14, 5]
     assert ids != [5, 14]
     assert ids[1:] == [14, 5]
@@ -47,6 +46,7 @@ def test_numbers_survive_pickling_with_their_class_and_width(numbers, item_bytes
     assert type(restored) is type(numbers)
     assert restored == list(numbers)
     assert restored.itemsize == item_bytes
+    assert np.asarray(restored).dtype.itemsize == item_bytes
 
 
 def test_a_number_that_does_not_fit_is_refused():
@@ -56,11 +56,6 @@ def test_a_number_that_does_not_fit_is_refused():
         TokenIds([0.5])
 
 
-def test_numbers_become_arrays_without_a_detour_over_python():
-    assert np.asarray(TokenIds([5, 14]), np.int64).tolist() == [5, 14]
-    assert np.asarray(LogProbs([-0.5])).dtype == np.float32
-
-
 def test_samples_do_not_share_their_default_fields():
     first, second = Sample(), Sample()
     first.tokens.append(1)
@@ -68,11 +63,6 @@ def test_samples_do_not_share_their_default_fields():
     first.spec_info.completion_token_num = 3
     assert (second.tokens, second.metadata, second.spec_info.completion_token_num) == ([], {}, 0)
     assert second.status is Status.PENDING
-
-
-def test_the_prompt_is_what_stands_before_the_response():
-    sample = Sample(tokens=[5, 14, 5, 7, 1], response_length=2)
-    assert sample.prompt_length == 3
 
 
 def test_the_reward_is_the_number_or_the_entry_of_the_key():
@@ -86,29 +76,6 @@ def test_a_reward_that_is_not_there_names_the_sample_and_what_it_has():
         Sample(index=3, reward={"score": 0.5, "format": 1.0}).reward_value("length")
     with pytest.raises(ValueError, match=r"sample 4 .*\(status failed\)"):
         Sample(index=4, status=Status.FAILED).reward_value()
-
-
-def test_a_sample_survives_pickling():
-    sample = Sample(index=1, tokens=TokenIds([5, 1]), rollout_log_probs=LogProbs([-0.5]), status=Status.TRUNCATED)
-    restored = pickle.loads(pickle.dumps(sample))
-    assert restored == sample
-    assert restored.status is Status.TRUNCATED
-
-
-def test_the_length_of_a_shard_is_its_number_of_samples():
-    shard = TrainBatch(
-        rollout=0,
-        tokens_T=np.arange(8),
-        lengths_B=np.array([5, 3]),
-        response_lengths_B=np.array([2, 1]),
-        loss_mask_U=np.ones(3, np.float32),
-        loss_weights_B=np.ones(2, np.float32),
-        rollout_log_probs_U=np.zeros(3, np.float32),
-        columns_B={},
-        steps=(StepPlan(((0, 1),)),),
-        indices_B=np.array([0, 1]),
-    )
-    assert len(shard) == 2
 
 
 def test_response_tokens_are_appended_with_the_meta_info_of_the_engine() -> None:
@@ -154,7 +121,8 @@ def test_a_sample_comes_back_from_what_it_is_written_as() -> None:
     sample.append_response_tokens(tokens=[7], log_probs=[-0.5])
     sample.spec_info.spec_verify_ct = 3
     again = Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
-    assert again == sample
+    assert again == sample == pickle.loads(pickle.dumps(sample))
+    assert again.status is Status.TRUNCATED
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         Sample.from_dict({"colour": 1})
 

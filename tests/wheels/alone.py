@@ -86,13 +86,13 @@ FILES = {
     "tools.py": "def add(a: int, b: int) -> int:\n    return a + b\n",
     "rewards.py": "async def length(args, sample, **kwargs):\n    return float(len(sample.response))\n",
     "exact.py": (
-        "from slime_core import Component, hookimpl\n\n"
+        "from slime_core import hookimpl\n\n"
         "class Exact:\n"
         "    def __init__(self, options, run):\n        pass\n"
         "    async def score(self, samples):\n"
         "        return [float(sample.response == sample.label) for sample in samples]\n\n"
         "@hookimpl\n"
-        "def slime_register_reward_models():\n    yield Component('exact', target=f'{__name__}:Exact')\n"
+        "def slime_register(add):\n    add.reward_model('exact', Exact)\n"
     ),
     "rows.py": (
         "import pyarrow, pyarrow.parquet\n"

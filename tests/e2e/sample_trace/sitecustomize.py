@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 FOLDER = os.environ["SLIME_SAMPLE_TRACE"]
@@ -24,58 +24,44 @@ CARRIERS = {
 STEP = "optimizer.step"
 """Function of the lines that the first optimizer step writes."""
 
-_files: dict[CodeType, str | None] = {}
 _written: set[str] = set()
-_has_stepped = False
 
 
-def _core_file(code: CodeType) -> str | None:
-    if code not in _files:
-        _, found, rest = code.co_filename.rpartition("/slime_core/")
-        _files[code] = rest if found else None
-    return _files[code]
+@functools.cache
+def _core_file(path: str) -> str:
+    return path.rpartition("/slime_core/")[2] if "/slime_core/" in path else ""
 
 
 def _carries(value: Any, depth: int = 2) -> bool:
     kind = type(value)
-    if kind.__name__ in CARRIERS and kind.__module__.startswith("slime"):
-        return True
-    if depth and kind in (list, tuple):
-        return any(_carries(one, depth - 1) for one in value[:2])
-    if depth and kind is dict:
-        return any(_carries(one, depth - 1) for one in list(value.values())[:2])
-    return False
+    if kind in (list, tuple, dict) and depth:
+        items = [*value.values()] if kind is dict else value
+        return any(_carries(item, depth - 1) for item in items[:2])
+    return kind.__name__ in CARRIERS and kind.__module__.startswith("slime")
 
 
 def _write(file: str, function: str) -> None:
-    if file not in _written or function == STEP:
-        _written.add(file)
-        with open(os.path.join(FOLDER, str(os.getpid())), "a") as lines:
-            lines.write(f"{time.monotonic_ns()}\t{file}\t{function}\n")
+    _written.add(file)
+    with open(os.path.join(FOLDER, str(os.getpid())), "a") as lines:
+        lines.write(f"{time.monotonic_ns()}\t{file}\t{function}\n")
 
 
 def _profile(frame: FrameType, event: str, value: Any) -> None:
-    global _has_stepped
     code = frame.f_code
-    if event == "call" and code.co_name == "step" and "/optimizer/" in code.co_filename and not _has_stepped:
-        _has_stepped = True
-        caller = frame.f_back
-        while caller is not None:
-            if file := _core_file(caller.f_code):
-                _write(file, STEP)
-            caller = caller.f_back
-        return
-    if event == "return" and code.co_name == "<module>" and _core_file(code) == "learner/actor.py":
+    file = _core_file(code.co_filename)
+    if event == "call" and code.co_name == "step" and "/optimizer/" in code.co_filename and STEP not in _written:
+        _written.add(STEP)
+        while (caller := frame.f_back) is not None:
+            frame = caller
+            if caller_file := _core_file(frame.f_code.co_filename):
+                _write(caller_file, STEP)
+    elif event == "return" and code.co_name == "<module>" and file == "learner/actor.py":
         _trace_thread_of(frame.f_globals["LearnerActor"])
-    if event not in ("call", "return") or not (file := _core_file(code)) or file in _written:
-        return
-    if event == "return":
-        carries = _carries(value)
-    else:
+    elif event in ("call", "return") and file and file not in _written:
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        carries = any(_carries(frame.f_locals.get(name)) for name in names)
-    if carries:
-        _write(file, code.co_qualname)
+        values = [value] if event == "return" else [frame.f_locals.get(name) for name in names]
+        if any(map(_carries, values)):
+            _write(file, code.co_qualname)
 
 
 def _trace_thread_of(actor: Any) -> None:

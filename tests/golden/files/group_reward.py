@@ -1,11 +1,11 @@
 """A reward model over whole groups: the share of the group that a response is at least as good as."""
 
-from slime_core import Component, RewardTraits, hookimpl
+from slime_core import hookimpl
 
 
 @hookimpl
-def slime_register_reward_models():
-    yield Component("rank", target=f"{__name__}:Rank", traits=RewardTraits(scope="group", isolated=False))
+def slime_register(add):
+    add.reward_model("rank", Rank, scope="group", isolated=False)
 
 
 class Rank:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slime_core.cli import preflight
-from slime_core.cli.activation import with_leading_config
-from slime_core.cli.check import expected_machines, layout_of, placement_plan
+from slime_core.cli.check import placement_plan
 from slime_core.cli.main import main
 from slime_core.cli.memory import Needs
 from slime_core.config.load import load
-from slime_core.config.settings import as_toml
 from slime_core.errors import PlacementError
+from slime_core.rollout.rollout_files import Recorded, write_rollout
 from slime_core.runtime.machine import Machine
+from slime_core.types import Sample, Status
 
 CPU = Machine(cores=2, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0+cpu")
 GPUS = replace(CPU, cores=16, has_gpus=True, torch="2.13.0")
@@ -77,12 +75,6 @@ def test_check_reports_that_it_assumes_a_cluster_that_is_not_here() -> None:
     assert lines[13].startswith("  engine 3         machine 3, GPU 2, 3 ")
 
 
-def test_ten_machines_are_listed_in_order() -> None:
-    lines = planned("--device cuda --actor-num-nodes 11 --actor-num-gpus-per-node 1 --rollout-num-gpus 1")
-    assert lines[4].startswith("  learner rank 2   machine 2, GPU 0")
-    assert lines[13].startswith("  engine 0         machine 11, GPU 0")
-
-
 def test_colocated_engines_say_whose_gpu_they_share() -> None:
     lines = planned(
         "--ray-address auto --actor-num-nodes 2 --actor-num-gpus-per-node 2 --colocate --rollout-num-gpus 4 "
@@ -97,11 +89,6 @@ def test_the_gpus_that_are_here_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
     assert "2 GPUs" in planned("", GPUS)[1]
     with pytest.raises(PlacementError, match="has 2, 1 too few"):
         planned("--rollout-num-gpus 2", GPUS)
-
-
-def test_a_small_run_of_one_node_is_taken_to_fit_one_machine() -> None:
-    config = load(["--device", "cuda", "--rollout-num-gpus", "3"], check_rules=False).config
-    assert "1 machine of 4 cores" in str(expected_machines(config, layout_of(config, CPU), CPU))
 
 
 def test_the_environment_of_processes_on_gpus_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,16 +111,6 @@ def test_engines_that_only_evaluate_are_counted_and_placed() -> None:
     assert Needs.of(config, trains=True).engines == 3
 
 
-def test_a_run_without_a_learner_starts_no_critic() -> None:
-    lines = planned("--debug-rollout-only --critic-num-gpus 2")
-    assert " = 1 bundles" in lines[0]
-
-
-def test_a_leading_file_is_the_config() -> None:
-    assert with_leading_config(["run.toml", "--lr", "1"]) == ["--config", "run.toml", "--lr", "1"]
-    assert with_leading_config(["--lr", "1"]) == ["--lr", "1"]
-
-
 def test_check_of_a_good_run_prints_the_plan_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,18 +119,11 @@ def test_check_of_a_good_run_prints_the_plan_and_leaves_no_files(
     assert main(["check", "run.toml"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
-    assert "plugins: core 0.1.0, grpo " in shown.out
+    assert "plugins: core 0.1.0, models 0.1.0, grpo 0.1.0\n" in shown.out
     assert "estimator grpo of grpo" in shown.out
     assert "clipped of core" in shown.out
     assert "    learner rank 0 " in shown.out
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
-
-
-def test_check_says_all_mistakes_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--plugin", "grpo", "--lr", "fast", "--tensor-model-parallel-size", "3"]) == 2
-    message = capsys.readouterr().err
-    assert "--lr: found 'fast'" in message
-    assert "tensor_model_parallel_size = 3" in message
 
 
 def test_check_prints_the_plan_before_it_says_that_this_machine_cannot(
@@ -168,57 +138,60 @@ def test_check_prints_the_plan_before_it_says_that_this_machine_cannot(
     assert "nothing was started" not in shown.out
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"), [(["--allow-plugin-change"], "allow_plugin_change"), (["--load", "nowhere"], "nowhere")]
+# --- One half alone ---------------------------------------------------------------------------------------------------
+
+
+TRAINED = Sample(
+    group_index=0,
+    index=0,
+    tokens=[5, 6],
+    response_length=1,
+    rollout_log_probs=[-0.5],
+    reward=1.0,
+    status=Status.COMPLETED,
 )
-def test_check_refuses_what_a_run_could_not_continue(
-    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", "--plugin", "grpo", *flags]) == 2
-    assert says in capsys.readouterr().err
 
 
-def test_a_layout_that_no_machine_holds_is_a_user_s_mistake(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("slime_core.cli.check.free_resources", lambda: GPUS)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert main(["check", "--plugin", "grpo"]) == 2
-    assert "2 GPUs" in (capsys.readouterr().err)
-
-
-@pytest.mark.parametrize("command", ["check", "run"])
-def test_an_option_that_config_toml_cannot_hold_is_refused_before_there_is_a_folder(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
-    # Judged after registration has accepted the options.
-    monkeypatch.setattr(f"slime_core.cli.{command}.to_toml", lambda resolved: as_toml(object()))
-    assert main([command, "--plugin", "grpo"]) == 2
-    assert "config.toml" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_check_imports_the_heavy_targets_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mine = tmp_path / "mine.py"
-    mine.write_text(
-        "from slime_core import *\n"
-        "@hookimpl\ndef slime_register_advantage_estimators():\n"
-        "    yield Component('flat', target=f'{__name__}:Flat', traits=AdvantageTraits(policy_loss='steep'))\n"
-        "@hookimpl\ndef slime_register_policy_losses():\n"
-        "    yield Component('steep', target=f'{__name__}:Steep')\n"
-        "class Flat:\n    def __init__(self, options, run): ...\n    def estimate(self, batch): ...\n"
-        "class Steep:\n    def __init__(self, options, run): ...\n"
-    )
-    assert main(["check", "--plugin", str(mine), "--advantage-estimator", "flat"]) == 2
-    assert "PolicyLoss" in capsys.readouterr().err
+def check(*words: str) -> int:
+    return main(["check", "--plugin", "grpo", "--device", "cpu", *words])
 
 
-def test_check_loads_no_ray_and_no_engine() -> None:
-    code = """
-import sys
-from slime_core.cli.main import main
-assert main(["check", "--plugin", "grpo"]) == 0
-print([name for name in ("ray", "sglang") if name in sys.modules])"""
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert finished.stdout.splitlines()[-1] == "[]"
+def test_training_alone_is_planned_without_engines_router_and_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    for rollout in (0, 1):
+        write_rollout(Path(f"{rollout}.jsonl"), Recorded(rollout, 1.0, [TRAINED]))
+    assert check("--load-debug-rollout-data", "{rollout_id}.jsonl", "--num-rollout", "2") == 0
+    printed = capsys.readouterr().out
+    assert " = 1 bundles" in printed
+    assert "learner rank 0" in printed
+    assert "engine 0" not in printed
+    assert "debug_train_only" in printed
+    assert f"{Path.cwd()}/{{rollout_id}}.jsonl" in printed
+
+
+def test_generating_alone_is_planned_without_a_learner_or_a_model_spec(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("--debug-rollout-only", "--no-plugin", "models") == 0
+    printed = capsys.readouterr().out
+    assert "engine 0" in printed
+    assert "learner rank 0" not in printed
+    assert "debug_rollout_only" in printed
+    assert "plugins: core 0.1.0, grpo 0.1.0\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [((), "num_rollout = 80"), (("--num-rollout", "1", "--rollout-temperature", "0.5"), "rollout_temperature")],
+)
+def test_wrong_rollout_files_are_errors_of_the_user(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rollout(Path("0.jsonl"), Recorded(0, 1.0, [TRAINED]))
+    assert check("--load-debug-rollout-data", "{rollout_id}.jsonl", *words) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert "Traceback" not in errors

@@ -1,4 +1,4 @@
-"""``slime eval``: what a leading folder means, what is refused, and what is printed and written."""
+"""``slime eval`` and ``slime ledger``: what a folder means, what is refused, and what is printed and written."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from slime_core.checkpoint.folder import RunState, drafted, write_state
 from slime_core.cli.evaluate import expand, table
 from slime_core.cli.main import main
 from slime_core.errors import ConfigError
-from slime_core.plugins.activation import activate
-from slime_core.plugins.manifest import Manifest
 from slime_core.runtime import launch
+from slime_core.track.ledger import Journal
+from slime_core.track.record import SampleWriter
+from slime_core.types import Sample, Status
 
 SCORES = {
     "eval/arithmetic": 0.5,
@@ -57,34 +58,14 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
     return started
 
 
-def test_a_hugging_face_folder_is_the_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert expand([str(tmp_path), "--eval-temperature", "1"]) == [
-        "--hf-checkpoint",
-        str(tmp_path),
-        "--eval-temperature",
-        "1",
-    ]
-
-
-def test_an_evaluation_of_a_run_goes_without_plugins_that_only_track(run: Path) -> None:
-    assert activate(["grpo", "plots"]).registry.only_tracking() == ("plots",)
-    manifest = Manifest(()).to_json(only_track=["wand", "plots", "--trust-remote-code"])
-    (run / "plugins.json").write_text(manifest)
-    left_out = ["--no-plugin", "plots", "--no-plugin", "wand"]
-    known = ["--config", f"{run}/config.toml"]
-    assert expand(["run"]) == [*known, *left_out, "--load", "run/checkpoints/step-000004"]
-    assert expand(["run", "--plugin", "plots"])[:3] == [*known, "--load"]
-    (run / "plugins.json").write_text("{}")
-    assert expand(["run"])[:3] == [*known, "--load"]
-
-
-def test_a_run_whose_tracker_is_not_installed_is_evaluated(run: Path, evaluated: list[tuple[Any, Any]]) -> None:
+def test_a_run_whose_tracker_is_not_installed_is_evaluated_without_it(
+    run: Path, evaluated: list[tuple[Any, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
     text = (run / "config.toml").read_text().replace('["grpo"]', '["grpo", "wand"]')
     (run / "config.toml").write_text(f'{text}[wand]\nproject = "mine"\n')
     assert main(["eval", "run"]) == 2
-    (run / "plugins.json").write_text(Manifest(()).to_json(only_track=["wand"]))
-    assert main(["eval", "run"]) == 0
+    assert "--no-plugin wand" in capsys.readouterr().err
+    assert main(["eval", "run", "--no-plugin", "wand"]) == 0
     assert len(evaluated) == 1
 
 
@@ -105,16 +86,22 @@ def test_a_folder_that_holds_nothing_to_measure_is_refused(tmp_path: Path) -> No
         expand([str(tmp_path / "missing")])
 
 
-def test_scores_are_printed_as_a_table_and_one_a_line(
-    evaluated: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("flags", [[], ["--eval-num-gpus", "1"], ["--eval-interleaved"]])
+def test_scores_are_printed_as_a_table_and_one_a_line_and_no_evaluation_is_concurrent(
+    flags: list[str],
+    evaluated: list[Any],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["eval", "--eval-temperature", "0"]) == 0
+    assert main(["eval", "--eval-temperature", "0", *flags]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("model: ")
     assert f"\n\n{TABLE}\n\neval/arithmetic: 0.5000\neval/arithmetic-truncated_ratio: 0.2500\n" in shown
     ((job, held),) = evaluated
     assert (job.samples, held) == (None, None)
+    assert (job.config.eval.is_concurrent, job.config.auxiliary_groups) == (False, ())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -132,17 +119,6 @@ def test_scores_are_printed_as_json_and_written_where_requested(
     assert json.loads((folder / "scores.json").read_text()) == report
     ((job, _),) = evaluated
     assert (job.samples, job.logs) == (folder / "samples", folder / "logs")
-
-
-@pytest.mark.parametrize("words", [["--eval-num-gpus", "1"], ["--eval-interleaved"]])
-def test_without_training_an_evaluation_cannot_be_concurrent(
-    evaluated: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["eval", *words]) == 0
-    ((job, _),) = evaluated
-    assert not job.config.eval.is_concurrent
-    assert job.config.auxiliary_groups == ()
 
 
 def test_the_samples_of_a_run_are_not_replaced(
@@ -168,7 +144,7 @@ def test_each_set_is_looked_through_by_its_own_settings(
         f"{own}, input_key='q'": "line 1: no field 'label', found q.",
         f"{own}, input_key='q', label_key='none'": "line 1: reward model 'exact_match'",
         f"{own}, input_key='q', label_key='none', rm_type='zero'": "line 2: a prompt of ",
-        f"{own}, rm_type='exact_mach'": "a reward model called 'exact_mach' (did you mean 'exact_match'?)",
+        f"{own}, rm_type='exact_mach'": "the reward model 'exact_mach'; did you mean exact_match?",
     }
     for table_, message in messages.items():
         assert main(["eval", "--eval-datasets", table_]) != 0
@@ -186,3 +162,45 @@ def test_a_table_has_a_column_for_every_k_and_only_sets_that_were_measured() -> 
         "  b           1.0000  1.0000  1.0000                     0",
     ]
     assert table(["c"], SCORES) == ""
+
+
+# --- slime ledger -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ledger_run(tmp_path: Path) -> Path:
+    """A run folder: of three groups one was trained, one dropped, and one is held by the checkpoint."""
+    samples = tmp_path / "samples"
+    journal = Journal(samples)
+    journal.took({number: [number] for number in range(3)})
+    done, dropped = (Sample(group_index=one, index=one, status=Status.COMPLETED) for one in range(2))
+    SampleWriter(samples).write("train", 0, [done], dropped=[("zero_std", dropped)])
+    journal.closed(0)
+    kept = {"journal": journal.position(), "in_flight": [], "held": [[2, [2]]]}
+    save(tmp_path, kept)
+    journal.took({3: [3]})
+    return tmp_path
+
+
+def save(folder: Path, kept: dict[str, Any]) -> None:
+    checkpoint = folder / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / "state.json").write_text(json.dumps({"step": 1, "cursor": {"ledger": kept}}))
+
+
+def test_the_ledger_shows_the_counts_at_the_checkpoint_and_at_the_end(
+    ledger_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ledger", str(ledger_run)]) == 0
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    at_the_end = rows.index("end of the files, 1 rollouts")
+    assert rows[0] == "step-000001, 1 rollouts: balances"
+    assert rows[1:at_the_end] == ["trained 1", "filtered zero_std 1", "in_flight 0", "held 1", "returned 0", "taken 3"]
+    assert rows[at_the_end + 1 :] == ["trained 1", "filtered zero_std 1", "open 2", "returned 0", "taken 4"]
+
+
+def test_a_group_that_the_checkpoint_lacks_is_an_error(ledger_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = json.loads((ledger_run / "checkpoints" / "step-000001" / "state.json").read_text())["cursor"]["ledger"]
+    save(ledger_run, {**kept, "held": []})
+    assert main(["ledger", str(ledger_run)]) == 1
+    assert "groups 2 handed out" in capsys.readouterr().err

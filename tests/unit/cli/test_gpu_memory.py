@@ -1,4 +1,4 @@
-"""What slime check says of the memory of a GPU, and what it refuses."""
+"""The memory of a GPU: what a plan says and refuses, and what a run that names nothing gets."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from slime_core.cli import memory
-from slime_core.cli.memory import GpuPlan, Needs
-from slime_core.cli.preflight import check_machine
-from slime_core.config.load import load
+from slime_core.cli.main import main
+from slime_core.cli.memory import GpuPlan, Needs, chosen, with_memory_defaults
+from slime_core.config.explain import to_toml
+from slime_core.config.load import Resolved, load
 from slime_core.config.schema import RunConfig
-from slime_core.errors import ConfigError
 from slime_core.modeling.memory import GIB, PAUSED_ENGINE_GIB, SHARE
+from slime_core.plugins.activation import activate
 
 HIDDEN, LAYERS, VOCAB = 2560, 36, 151936
 QWEN: Mapping[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
     "hidden_size": HIDDEN,
     "intermediate_size": 9728,
     "num_hidden_layers": LAYERS,
@@ -78,32 +80,25 @@ def test_the_parts_of_a_4b_model_by_hand(tmp_path):
     assert found["logits"] == (8192 * 2 + 1024 * 4) * VOCAB  # the chunk of --log-probs-chunk-size is in float32
 
 
-def test_without_chunks_all_logits_are_in_float32_too(tmp_path):
-    plan = planned(tmp_path, "--max-tokens-per-gpu 8192 --log-probs-chunk-size none")
-    assert parts(plan)["logits"] == 8192 * (2 + 4) * VOCAB
+@pytest.mark.parametrize(
+    ("line", "logits"),
+    [
+        ("--log-probs-chunk-size none", 8192 * (2 + 4) * VOCAB),
+        ("--bf16 --fp32-lm-head", (1024 * 4 + HIDDEN * 4) * VOCAB),  # and the gradient of the output weights
+    ],
+)
+def test_logits_in_float32_exist_by_chunks_if_there_are_chunks(tmp_path, line, logits):
+    assert parts(planned(tmp_path, f"--max-tokens-per-gpu 8192 {line}"))["logits"] == logits
 
 
-def test_float32_logits_exist_by_chunks_only(tmp_path):
-    plan = planned(tmp_path, "--max-tokens-per-gpu 8192 --bf16 --fp32-lm-head")
-    assert parts(plan)["logits"] == (1024 * 4 + HIDDEN * 4) * VOCAB  # and the gradient of the output weights
-
-
-def test_a_run_that_cannot_fit_names_the_largest_part_and_what_fits(tmp_path):
-    (message,) = mistakes(tmp_path, "--max-tokens-per-gpu 8192 --gpu-memory-gib 70 --actor-num-gpus-per-node 8")
+def test_a_run_that_cannot_fit_names_the_largest_part_and_flags_that_fit(tmp_path):
+    line = "--max-tokens-per-gpu 8192 --gpu-memory-gib 70"
+    (message,) = mistakes(tmp_path, f"{line} --actor-num-gpus-per-node 8")
     for number in ("71.2 GiB", "activations (40.", "90% of 70 GiB", "63.0", "55.6 GiB"):
         assert number in message
-    assert message.endswith("--recompute-granularity selective --recompute-modules mlp")
-
-
-def test_the_flags_that_it_names_fit(tmp_path):
-    (message,) = mistakes(tmp_path, "--max-tokens-per-gpu 8192 --gpu-memory-gib 70 --actor-num-gpus-per-node 8")
     flags = message.partition("GiB): ")[2]
-    assert mistakes(tmp_path, f"--max-tokens-per-gpu 8192 --gpu-memory-gib 70 {flags}") == []
-
-
-def test_where_no_layout_of_as_many_gpus_fits_more_are_asked_for(tmp_path):
-    (message,) = mistakes(tmp_path, "--max-tokens-per-gpu 8192 --gpu-memory-gib 24 --actor-num-gpus-per-node 1")
-    assert "--max-tokens-per-gpu" in message
+    assert flags.endswith("--recompute-granularity selective --recompute-modules mlp")
+    assert mistakes(tmp_path, f"{line} {flags}") == []
 
 
 def test_without_the_memory_of_a_gpu_nothing_is_refused(tmp_path):
@@ -204,20 +199,6 @@ def test_a_colocated_learner_needs_host_memory_for_all_that_it_holds_but_gradien
     assert list(both.host_mistakes(moved + 16)) == []
 
 
-def test_an_engine_without_room_for_a_response_is_refused(tmp_path):
-    line = "--actor-num-gpus-per-node 8 --gpu-memory-gib 80 --max-tokens-per-gpu 2048 --sglang-mem-fraction-static"
-    assert mistakes(tmp_path, f"{line} 0.1 --rollout-max-response-len 2000") == []
-    (message,) = mistakes(tmp_path, f"{line} 0.1 --rollout-max-response-len 4000")
-    assert "10% of 80 GiB" in message
-    assert "--rollout-num-gpus-per-engine" in message
-
-
-def test_a_colocated_gpu_holds_both_weights_while_they_are_published(tmp_path):
-    line = "--colocate --actor-num-gpus-per-node 8 --max-tokens-per-gpu 256 --rollout-max-response-len 8"
-    found = mistakes(tmp_path, f"{line} --gpu-memory-gib 16")
-    assert any("holds 7.5 GiB" in text for text in found)
-
-
 def test_a_paused_engine_keeps_memory_that_a_colocated_learner_cannot_use(tmp_path):
     line, ranks = "--max-tokens-per-gpu 8192 --rollout-num-gpus 8", " --actor-num-gpus-per-node 8"
     needed_gib = sum(parts(planned(tmp_path, line + ranks)).values()) / GIB
@@ -227,29 +208,6 @@ def test_a_paused_engine_keeps_memory_that_a_colocated_learner_cannot_use(tmp_pa
     assert mistakes(tmp_path, line + limit + " --colocate " + message.partition("GiB): ")[2]) == []
     larger = f" --gpu-memory-gib {(needed_gib + PAUSED_ENGINE_GIB) / SHARE + 0.1:.2f}"
     assert mistakes(tmp_path, line + ranks + larger + " --colocate") == []
-
-
-def test_a_layout_that_does_not_fit_beside_an_engine_is_refused_before_anything_starts(tmp_path):
-    line = "--colocate --max-tokens-per-gpu 8192 --actor-num-gpus-per-node 8 --ray-address auto --gpu-memory-gib"
-    limit = (planned(tmp_path, f"{line} 80").usages()["learner"].total / GIB + PAUSED_ENGINE_GIB) / SHARE
-    fits, does_not = (planned(tmp_path, f"{line} {limit + more:.2f}") for more in (1, -1))
-    check_machine(fits.config, fits.needs)
-    with pytest.raises(ConfigError, match="GPU memory"):
-        check_machine(does_not.config, does_not.needs)
-
-
-def test_a_separate_critic_shares_no_gpu_with_an_engine(tmp_path):
-    line = "--colocate --actor-num-gpus-per-node 8 --rollout-num-gpus 8 --critic-num-gpus 8 --max-tokens-per-gpu 8192"
-    critic = {"critic_parameters": 10**9, "critic_ranks": 8}
-    needed = planned(tmp_path, line, **critic).usages()["critic"].total / GIB
-    plan = planned(tmp_path, f"{line} --gpu-memory-gib {(needed + PAUSED_ENGINE_GIB / 2) / SHARE:.2f}", **critic)
-    assert "critic" not in plan.too_large()
-
-
-def test_the_plan_says_what_a_paused_engine_keeps(tmp_path):
-    reserved, shared = f"{PAUSED_ENGINE_GIB:g} GiB", planned(tmp_path, "--gpu-memory-gib 80 --colocate").lines()
-    assert any(reserved in line and "paused" in line for line in shared)
-    assert not any("paused" in line for line in planned(tmp_path, "--gpu-memory-gib 80").lines())
 
 
 def test_buckets_count_if_they_take_more_than_activations_and_logits(tmp_path):
@@ -273,12 +231,6 @@ def test_latent_attention_caches_its_latents_on_every_gpu(tmp_path):
     assert size.cached(1) == size.cached(4) == LAYERS * (512 + 64)
 
 
-def test_a_config_that_says_too_little_is_not_planned(tmp_path):
-    plan = planned(tmp_path, "--gpu-memory-gib 8")
-    (tmp_path / "config.json").write_text('{"hidden_size": 64}')
-    assert GpuPlan.of(plan.config, plan.needs) is None
-
-
 @pytest.mark.parametrize(("printed", "found"), [("81559 81079", 81079 / 1024), ("No devices", None)])
 def test_the_smallest_gpu_of_this_machine_counts(tmp_path, monkeypatch, printed, found):
     program = tmp_path / "nvidia-smi"
@@ -286,3 +238,103 @@ def test_the_smallest_gpu_of_this_machine_counts(tmp_path, monkeypatch, printed,
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin{os.pathsep}/usr/bin")
     assert planned(tmp_path).memory == found
+
+
+# --- Defaults ---------------------------------------------------------------------------------------------------------
+
+
+FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+
+
+def checkpoint(folder: Path) -> Path:
+    """A folder with that model, whose weights are holes in a file."""
+    header, end = {}, 0
+    for name, size in SIZES.items():
+        header[name] = {"dtype": "BF16", "shape": [size], "data_offsets": [end, end + 2 * size]}
+        end += 2 * size
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    (folder / "config.json").write_text(json.dumps(QWEN))
+    return folder
+
+
+def resolved(folder: Path, line: str) -> Resolved:
+    words = ["--advantage-estimator", "grpo", "--device", "cuda", "--hf-checkpoint", str(folder), *line.split()]
+    return with_memory_defaults(load(words, check_rules=False), activate(["grpo"]).registry)
+
+
+def flags(folder: Path, line: str) -> str:
+    """What was chosen, as flags."""
+    return "".join(chosen(resolved(folder, line))).removeprefix("memory: ").partition(" (")[0]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "memory", "found"),
+    [
+        (1, 80, f"--max-tokens-per-gpu 4096 {FULL}"),
+        (2, 80, "--max-tokens-per-gpu 4096"),
+        (8, 60, "--max-tokens-per-gpu 4096"),
+        (8, 80, ""),
+        (8, 36, "--max-tokens-per-gpu 4096 " + FULL),
+        (2, 64, "--max-tokens-per-gpu 2048"),
+        (8, 40, "--max-tokens-per-gpu 2048 --recompute-granularity selective --recompute-modules mlp"),
+        (8, 24, ""),
+    ],
+)
+def test_a_4b_model_gets_the_fastest_rows_and_recomputation_that_fit(tmp_path, gpus, memory, found):
+    line = f"--actor-num-gpus-per-node {gpus} --gpu-memory-gib {memory}"
+    assert flags(checkpoint(tmp_path), line) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("--max-tokens-per-gpu 8192", "--recompute-granularity selective --recompute-modules mlp"),
+        ("--max-tokens-per-gpu 2048", ""),
+        (FULL, ""),
+        ("--recompute-activations", "--max-tokens-per-gpu 4096"),
+        ("--hard-token-budget", "--recompute-granularity selective --recompute-modules mlp"),
+        ("--micro-batch-size 8", "--recompute-granularity selective --recompute-modules mlp"),
+        # A sample that is longer than a row gets one of its own, so that shorter rows hold no less.
+        ("--rollout-max-response-len 8192", "--recompute-granularity selective --recompute-modules mlp"),
+    ],
+)
+def test_what_a_run_gives_stays(tmp_path, given, found):
+    folder = checkpoint(tmp_path)
+    assert flags(folder, f"--actor-num-gpus-per-node 8 --gpu-memory-gib 70 {given}") == found
+
+
+def test_what_was_chosen_fits_and_is_recorded_so_that_a_resumed_run_has_it(tmp_path):
+    folder = checkpoint(tmp_path)
+    found = resolved(folder, "--gpu-memory-gib 80")
+    written = to_toml(found)
+    assert "max_tokens_per_gpu = 4096  # default that" in written
+    assert 'recompute_granularity = "full"  # default that' in written
+    (tmp_path / "run.toml").write_text(written)
+    again = load(["--config", str(tmp_path / "run.toml")], check_rules=False)
+    assert again.config == found.config
+    assert list(chosen(with_memory_defaults(again, activate(["grpo"]).registry))) == []
+
+
+def test_the_command_says_what_it_chose_on_gpus_alone(tmp_path, capsys):
+    words = ["--plugin", "grpo", "--hf-checkpoint", str(checkpoint(tmp_path)), "--gpu-memory-gib", "80"]
+    assert main(["config", "show", *words, "--device", "cuda"]) == 0
+    assert "max_tokens_per_gpu = 4096  # default that" in capsys.readouterr().out
+    assert main(["config", "show", *words, "--device", "cpu"]) == 0
+    assert "max_tokens_per_gpu = 8192  # default\n" in capsys.readouterr().out
+
+
+def test_an_engine_without_room_for_a_response_is_refused(tmp_path):
+    line = "--actor-num-gpus-per-node 8 --gpu-memory-gib 80 --max-tokens-per-gpu 2048 --sglang-mem-fraction-static"
+    assert mistakes(tmp_path, f"{line} 0.1 --rollout-max-response-len 2000") == []
+    (message,) = mistakes(tmp_path, f"{line} 0.1 --rollout-max-response-len 4000")
+    assert "10% of 80 GiB" in message
+    assert "--rollout-num-gpus-per-engine" in message
+
+
+def test_a_colocated_gpu_holds_both_weights_while_they_are_published(tmp_path):
+    line = "--colocate --actor-num-gpus-per-node 8 --max-tokens-per-gpu 256 --rollout-max-response-len 8"
+    found = mistakes(tmp_path, f"{line} --gpu-memory-gib 16")
+    assert any("holds 7.5 GiB" in text for text in found)

@@ -6,28 +6,33 @@ import json
 import re
 import shutil
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slime_core.cli import preflight as room
 from slime_core.cli.memory import ENGINE_BYTES, RANK_BYTES, RUN_BYTES, SEMAPHORE_BYTES, Needs
 from slime_core.cli.preflight import check_files, check_machine, machine_mistakes
+from slime_core.components.selection import has_critic
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import ConfigError, DataError
 from slime_core.modeling.memory import GIB
 from slime_core.plugins.activation import activate
 from slime_core.plugins.registry import Registry
-from slime_core.plugins.selection import has_critic
 from slime_core.runtime.machine import Machine, free_resources
 
 LARGE = Machine(cores=64, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0")
 BILLION = Needs(parameters=10**9, item=4, ranks=1, copies=1, engines=1, roles=0, buffer=0)
+ENOUGH = replace(LARGE, memory=BILLION.memory, shared_memory=SEMAPHORE_BYTES, cores=2)
+GPUS = replace(LARGE, has_gpus=True)
+NO_COMPILER = replace(LARGE, missing_build_tools=("a C++ compiler",))
+FLASH = "--bf16 --flash-attention fa4"
 CRITIC = 113_184 - 16 * 64
 """Parameters of the embedded model without its output layer."""
-PROCESSES = RUN_BYTES + RANK_BYTES + ENGINE_BYTES
 
 
 def config(line: str = "", *, estimator: str = "toy") -> RunConfig:
@@ -38,28 +43,6 @@ def preflight(run: RunConfig, registry: Registry, *, trains: bool) -> None:
     """Both checks, as ``slime run`` and ``slime eval`` make them."""
     check_files(run, registry, trains=trains)
     check_machine(run, Needs.of(run, trains=trains, critic=trains and has_critic(run, registry)))
-
-
-@pytest.mark.parametrize(
-    ("change", "bytes_"),
-    [
-        # weights + gradients + two moments, and the engine's weights
-        ({}, 4 + 4 + 8 + 4),
-        # two copies of weights and gradients, one of the moments, shared out over them
-        ({"copies": 2}, 2 * (4 + 4) + 8 + 4),
-        ({"roles": 2}, 4 + 2 * 4 + 4 + 8 + 4),
-        # bfloat16 weights, float32 gradients, moments and master
-        ({"item": 2}, 2 + 4 + 8 + 4 + 2),
-        ({"copies": 0}, 4),
-    ],
-)
-def test_the_bytes_of_a_parameter_are_counted_once_for_each_copy(change: dict[str, int], bytes_: int) -> None:
-    assert replace(BILLION, **change).memory == bytes_ * 10**9 + PROCESSES  # type: ignore[arg-type]
-
-
-def test_processes_cost_memory() -> None:
-    needs = replace(BILLION, parameters=0, ranks=3, engines=2)
-    assert needs.memory == RUN_BYTES + 3 * RANK_BYTES + 2 * ENGINE_BYTES
 
 
 def test_the_embedded_run_needs_what_its_files_hold() -> None:
@@ -86,22 +69,57 @@ def test_a_separate_critic_has_processes_and_copies_of_its_own() -> None:
     assert needs.memory == learner + critic + weights + RUN_BYTES + 7 * RANK_BYTES + ENGINE_BYTES
 
 
-def test_where_nothing_is_trained_there_is_no_critic() -> None:
-    needs = Needs.of(config("--critic-num-gpus 2 --debug-rollout-only"), trains=True, critic=True)
-    assert (needs.critic_parameters, needs.critic_ranks, needs.critic_copies) == (0, 0, 0)
+@pytest.mark.parametrize(
+    ("change", "bytes_"),
+    [
+        ({}, 4 + 4 + 8 + 4),  # weights + gradients + two moments, and the engine's weights
+        ({"copies": 2}, 2 * (4 + 4) + 8 + 4),  # of weights and gradients; the moments are shared out over them
+        ({"roles": 2}, 4 + 2 * 4 + 4 + 8 + 4),
+        ({"item": 2}, 2 + 4 + 8 + 4 + 2),  # bfloat16 weights, float32 gradients, moments and master
+        ({"copies": 0}, 4),
+    ],
+)
+def test_the_bytes_of_a_parameter_are_counted_once_for_each_copy(change: dict[str, Any], bytes_: int) -> None:
+    assert replace(BILLION, **change).memory == bytes_ * 10**9 + RUN_BYTES + RANK_BYTES + ENGINE_BYTES
 
 
 @pytest.mark.parametrize(
-    ("machine", "says"),
+    ("line", "machine", "names"),
     [
-        (replace(LARGE, memory=8 * GIB), "20.4 GiB"),
-        (replace(LARGE, shared_memory=2**10), "24.0 KiB of /dev/shm"),
-        (replace(LARGE, shared_memory=None), "/dev/shm"),
+        ("--device cpu", replace(LARGE, memory=8 * GIB), ["20.4 GiB"]),
+        ("--device cpu", replace(ENOUGH, memory=ENOUGH.memory - 1), ["memory"]),
+        ("--device cpu", replace(LARGE, shared_memory=2**10), ["24.0 KiB of /dev/shm"]),
+        ("--device cpu", replace(LARGE, shared_memory=None), ["/dev/shm"]),
+        (
+            "--device cpu --compile-pointwise",
+            replace(LARGE, missing_build_tools=("a C++ compiler",)),
+            ["compile_pointwise"],
+        ),
+        ("--device cuda", LARGE, ["no GPU driver under /dev"]),
+        ("--device cuda", replace(GPUS, torch="2.13.0+cpu"), ["without CUDA"]),
+        ("--device cuda", replace(GPUS, missing_build_tools=("nvcc", "ninja")), ["nvcc, ninja"]),
+        (FLASH, GPUS, ["flash_attention", "flash-attn-4"]),
+        (FLASH, LARGE, ["flash_attention = fa4 needs a GPU"]),
+        ("--bf16 --transformer-impl transformer_engine", GPUS, ["transformer_impl", "transformer-engine"]),
     ],
 )
-def test_on_a_small_machine_what_is_missing_is_reported(machine: Machine, says: str) -> None:
-    (message,) = machine_mistakes(config("--device cpu"), BILLION, machine)
-    assert says in message
+def test_what_a_machine_lacks_is_one_mistake(line: str, machine: Machine, names: list[str]) -> None:
+    (message,) = machine_mistakes(config(line), BILLION, machine)
+    assert [name for name in names if name not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "machine"),
+    [
+        ("--device cpu", ENOUGH),
+        ("--device cpu", NO_COMPILER),
+        ("", replace(GPUS, memory=0)),
+        (FLASH, replace(GPUS, kernel_packages=frozenset(["flash-attn-4"]))),
+    ],
+    ids=["just enough", "no compiler", "GPUs and little host memory", "with the package of the kernels"],
+)
+def test_a_machine_that_has_what_the_run_needs_is_let_pass(line: str, machine: Machine) -> None:
+    assert list(machine_mistakes(config(line), BILLION, machine)) == []
 
 
 def test_variables_with_which_engines_return_other_results_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,13 +132,7 @@ def test_variables_with_which_engines_return_other_results_are_refused(monkeypat
     assert named == ["SGLANG_RETURN_ORIGINAL_LOGPROB", "SGLANG_SIMULATE_ACC_LEN"]
 
 
-def test_a_machine_that_has_just_enough_is_let_pass() -> None:
-    enough = replace(LARGE, memory=BILLION.memory, shared_memory=SEMAPHORE_BYTES, cores=2)
-    assert list(machine_mistakes(config("--device cpu"), BILLION, enough)) == []
-    assert len(list(machine_mistakes(config("--device cpu"), BILLION, replace(enough, memory=BILLION.memory - 1)))) == 1
-
-
-def test_engines_on_gpus_need_what_compiles_their_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_compile_kernels_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_PATH", "CXX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -134,51 +146,6 @@ def test_engines_on_gpus_need_what_compiles_their_kernels(tmp_path: Path, monkey
         (tmp_path / place).touch(mode=0o755)
         expected.remove(name)
     assert free_resources().missing_build_tools == ()
-    machine = replace(LARGE, has_gpus=True, missing_build_tools=("nvcc", "ninja"))
-    (message,) = machine_mistakes(config("--device cuda"), BILLION, machine)
-    assert "nvcc, ninja" in message
-    assert list(machine_mistakes(config("--device cpu"), BILLION, replace(machine, memory=10**15))) == []
-
-
-@pytest.mark.parametrize(
-    ("machine", "found"),
-    [(LARGE, "no GPU driver under /dev"), (replace(LARGE, has_gpus=True, torch="2.13.0+cpu"), "without CUDA")],
-)
-def test_gpus_that_are_not_there_are_refused(machine: Machine, found: str) -> None:
-    (message,) = machine_mistakes(config("--device cuda"), BILLION, machine)
-    assert found in message
-
-
-@pytest.mark.parametrize(
-    ("setting", "used", "package"),
-    [("flash_attention", "fa4", "flash-attn-4"), ("transformer_impl", "transformer_engine", "transformer-engine")],
-)
-def test_kernels_that_are_requested_need_their_package_and_a_gpu(setting: str, used: str, package: str) -> None:
-    requested = config(f"--bf16 --{setting.replace('_', '-')} {used}")
-    gpus = replace(LARGE, has_gpus=True)
-    assert list(machine_mistakes(requested, BILLION, replace(gpus, kernel_packages=frozenset([package])))) == []
-    (message,) = machine_mistakes(requested, BILLION, gpus)
-    assert setting in message
-    assert package in message
-    (message,) = machine_mistakes(requested, BILLION, LARGE)
-    assert f"{setting} = {used} needs a GPU" in message
-
-
-def test_compiled_kernels_need_a_compiler() -> None:
-    without = replace(LARGE, missing_build_tools=("a C++ compiler",))
-    (message,) = machine_mistakes(config("--device cpu --compile-pointwise"), BILLION, without)
-    assert "compile_pointwise" in message
-    assert list(machine_mistakes(config("--device cpu"), BILLION, without)) == []
-
-
-def test_packages_of_kernels_are_found_by_their_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert free_resources().kernel_packages == frozenset()
-    monkeypatch.setattr("slime_core.runtime.machine.metadata.version", lambda name: "1")
-    assert "flash-attn-4" in free_resources().kernel_packages
-
-
-def test_memory_of_gpus_is_not_checked_against_host_memory() -> None:
-    assert list(machine_mistakes(config(), BILLION, replace(LARGE, has_gpus=True, memory=0))) == []
 
 
 def test_the_machine_is_not_looked_at_where_another_cluster_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,17 +158,6 @@ def test_the_machine_is_not_looked_at_where_another_cluster_runs_it(monkeypatch:
     preflight(config("--ray-address auto", estimator="grpo"), registry, trains=True)
 
 
-@pytest.mark.parametrize(("gpus", "found"), [(None, True), (0, False), (16, True)])
-def test_auto_means_what_the_nodes_of_a_joined_cluster_have(monkeypatch, gpus, found) -> None:
-    monkeypatch.setattr(room, "_gpus_at", {"head:6379": gpus}.__getitem__)
-    monkeypatch.setattr(room, "free_resources", lambda: LARGE)
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert room.finds_gpus(None) is found
-    assert room.computes_on_gpus(config()) is found
-    assert room.computes_on_gpus(config("--device cuda"))
-    assert room.finds_gpus("local") is LARGE.can_use_gpus
-
-
 def test_a_run_whose_estimator_reads_values_needs_room_for_a_critic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "free_resources", lambda: replace(LARGE, memory=0))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -211,16 +167,6 @@ def test_a_run_whose_estimator_reads_values_needs_room_for_a_critic(monkeypatch:
     with pytest.raises(ConfigError, match="memory: ") as caught:
         preflight(config(estimator="grpo"), registry, trains=True)
     assert "critic" not in str(caught.value)
-
-
-def test_an_evaluation_looks_at_its_own_prompts_only(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("nonsense")
-    registry = activate(["grpo"]).registry
-    short = "--rollout-max-response-len 8"
-    preflight(config(f"--prompt-data {file} {short}"), registry, trains=False)
-    with pytest.raises(DataError, match="line 1, column 1: not JSON"):
-        preflight(config(f"--eval-prompt-data mine {file} {short}"), registry, trains=False)
 
 
 @pytest.mark.parametrize(("line", "count"), [("", 1), ("--eval-interval 2", 0)])
@@ -236,50 +182,18 @@ def test_sets_that_a_run_does_not_evaluate_are_named(
     assert found == [True] * count
 
 
-def test_prompt_files_are_read_by_the_formats_of_the_plugins(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(SHOUTED)
-    registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
-    (tmp_path / "sums").mkdir()
-    run = config(f"--prompt-data {tmp_path / 'sums'} --rollout-max-response-len 8 --label-key none --rm-type random")
-    with pytest.raises(DataError, match=r"sums is a folder .* \.shouted"):
-        check_files(run, registry, trains=True)
-    (tmp_path / "sums" / "a.shouted").write_text("1+1=\n\n")
-    with pytest.raises(DataError, match=r"a\.shouted, row 2: .*'prompt'"):
-        check_files(run, registry, trains=True)
-    (tmp_path / "sums" / "a.shouted").write_text("1+1=\n2+2=\n")
-    assert check_files(run, registry, trains=True) == []
-
-
-SHOUTED = """
-from slime_core import Component, RawRow, hookimpl
-
-@hookimpl
-def slime_register_prompt_formats():
-    yield Component("shouted", target=f"{__name__}:Shouted")
-
-class Shouted:
-    def __init__(self, options, run): pass
-    def open(self, path, *, window): return Lines(path)
-
-class Lines:
-    def __init__(self, path): self.path, self.rows = path, path.read_text().splitlines()
-    def reaches(self, row): return row < len(self.rows)
-    def total(self): return len(self.rows)
-    def stamp(self): return self.path.read_text()
-    def read(self, start, stop):
-        for number, row in enumerate(self.rows[start:stop], start + 1):
-            yield RawRow(self.path, number, {"prompt": row.upper()})
-"""
-
+LONG = '{"prompt": "' + "1+" * 400 + '1=", "label": "401"}'
 OTHER_WAYS = """
-from slime_core import Component, DataTraits, GenerateTraits, hookimpl
+from slime_core import hookimpl
 from slime_core.errors import DataError
 
 @hookimpl
-def slime_register_data_sources():
-    yield Component("rows", target=f"{__name__}:Rows", traits=DataTraits(reads_prompt_files=True))
-    yield Component("tables", target=f"{__name__}:Tables")
-    yield Component("pairs", target=f"{__name__}:Pairs")
+def slime_register(add):
+    add.data_source("rows", Rows, reads_prompt_files=True)
+    add.data_source("tables", Tables)
+    add.data_source("pairs", Pairs)
+    add.generate_function("short", "a:B", sends_prompts_whole=True)
+    add.generate_function("summary", "a:B")
 
 class Tables:
     def __init__(self, options, run): raise AssertionError("nothing is made before a run")
@@ -294,47 +208,32 @@ class Pairs(Tables):
     @classmethod
     def screen(cls, options, run, prompts):
         return [*prompts(run.prompts.path, setting="pairs"), f"{run.prompts.vocab_size} ids"]
-
-@hookimpl
-def slime_register_generate_functions():
-    yield Component("short", target="a:B", traits=GenerateTraits(sends_prompts_whole=True))
-    yield Component("summary", target="a:B")
 """
 
 
-def test_traits_decide_whether_the_core_checks_the_prompts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("row", "more", "says"),
+    [
+        ("nonsense", "--data-source tables", None),
+        ("nonsense", "--data-source rows", "line 1, column 1: not JSON"),
+        ("nonsense", "--data-source pairs", "line 1, column 1: not JSON"),
+        (LONG, "--generate-function summary", None),
+        (LONG, "--generate-function short", "line 1"),
+    ],
+)
+def test_traits_decide_whether_the_core_checks_the_prompts(
+    row: str, more: str, says: str | None, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(OTHER_WAYS)
+    (tmp_path / "prompts.jsonl").write_text(f'{row}\n{{"prompt": "1+1=", "label": "2"}}\n')
     registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("nonsense")
-    line = f"--prompt-data {file} --rollout-max-response-len 8 --data-source"
-    check_files(config(f"{line} tables"), registry, trains=True)
-    with pytest.raises(DataError, match="line 1, column 1: not JSON"):
-        check_files(config(f"{line} rows"), registry, trains=True)
-
-
-def test_a_data_source_looks_through_its_own_files(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(OTHER_WAYS)
-    registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('nonsense\n{"prompt": "1+1=", "label": "2"}\n')
-    line = f"--prompt-data {file} --rollout-max-response-len 8 --data-source pairs"
-    with pytest.raises(DataError, match="line 1, column 1: not JSON"):
+    line = f"--prompt-data {tmp_path / 'prompts.jsonl'} --rollout-max-response-len 8 {more}"
+    with pytest.raises(DataError, match=says) if says else nullcontext():
         check_files(config(line), registry, trains=True)
-    bad, ids = check_files(config(f"{line} --on-bad-data skip"), registry, trains=True)
-    assert bad.startswith(f"{file}, line 1, column 1: not JSON")
-    assert ids == "16 ids"
-
-
-def test_long_prompts_are_refused_where_they_are_sent_whole(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(OTHER_WAYS)
-    registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "' + "1+" * 400 + '1=", "label": "401"}')
-    line = f"--prompt-data {file} --rollout-max-response-len 8 --generate-function"
-    check_files(config(f"{line} summary"), registry, trains=True)
-    with pytest.raises(DataError, match="line 1"):
-        check_files(config(f"{line} short"), registry, trains=True)
+    if "pairs" in more:
+        bad, ids = check_files(config(f"{line} --on-bad-data skip"), registry, trains=True)
+        assert bad.startswith(f"{tmp_path / 'prompts.jsonl'}, line 1, column 1: not JSON")
+        assert ids == "16 ids"
 
 
 YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "attention_bias": True}
@@ -352,21 +251,12 @@ def test_a_checkpoint_that_the_model_spec_does_not_build_is_refused_with_all_tha
     assert f"hf_checkpoint: {tmp_path / 'config.json'}" in str(caught.value)
 
 
-def test_a_checkpoint_that_is_not_trained_needs_no_model_spec(tmp_path: Path) -> None:
-    shutil.copytree(ARITHMETIC / "model", tmp_path, dirs_exist_ok=True)
-    described = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**described, "attention_bias": True}))
-    run = config(f"--hf-checkpoint {tmp_path} --debug-rollout-only --apply-chat-template", estimator="grpo")
-    check_files(run, activate(["grpo", "models"]).registry, trains=True)
-
-
 SEEING = """
-from slime_core import Component, ModelSpecTraits, hookimpl
+from slime_core import hookimpl
 
 @hookimpl
-def slime_register_model_specs():
-    traits = ModelSpecTraits(architectures={"SeeingForCausalLM"}, inputs={"pixel_values"})
-    yield Component("seeing", target="a:B", traits=traits)
+def slime_register(add):
+    add.model_spec("seeing", "a:B", architectures={"SeeingForCausalLM"}, inputs={"pixel_values"})
 """
 
 
@@ -406,3 +296,51 @@ def test_a_model_that_is_handed_images_takes_rows_whole(photographs: Path) -> No
     with pytest.raises(ConfigError) as caught:
         check_files(with_images(photographs, "--context-parallel-size 2"), registry, trains=True)
     assert "context_parallel_size = 2" in str(caught.value)
+
+
+@pytest.mark.parametrize(("gpus", "found"), [(None, True), (0, False), (16, True)])
+def test_auto_means_what_the_nodes_of_a_joined_cluster_have(
+    monkeypatch: pytest.MonkeyPatch, gpus: int | None, found: bool
+) -> None:
+    monkeypatch.setattr(room, "_gpus_at", {"head:6379": gpus}.__getitem__)
+    monkeypatch.setattr(room, "free_resources", lambda: LARGE)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert room.finds_gpus(None) is found
+    assert room.computes_on_gpus(config()) is found
+    assert room.computes_on_gpus(config("--device cuda"))
+    assert room.finds_gpus("local") is LARGE.can_use_gpus
+
+
+def test_prompt_files_are_read_by_the_formats_of_the_plugins(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SHOUTED)
+    registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
+    (tmp_path / "sums").mkdir()
+    run = config(f"--prompt-data {tmp_path / 'sums'} --rollout-max-response-len 8 --label-key none --rm-type random")
+    with pytest.raises(DataError, match=r"sums is a folder .* \.shouted"):
+        check_files(run, registry, trains=True)
+    (tmp_path / "sums" / "a.shouted").write_text("1+1=\n\n")
+    with pytest.raises(DataError, match=r"a\.shouted, row 2: .*'prompt'"):
+        check_files(run, registry, trains=True)
+    (tmp_path / "sums" / "a.shouted").write_text("1+1=\n2+2=\n")
+    assert check_files(run, registry, trains=True) == []
+
+
+SHOUTED = """
+from slime_core import hookimpl, RawRow
+
+@hookimpl
+def slime_register(add):
+    add.prompt_format("shouted", Shouted)
+
+class Shouted:
+    def open(self, path, *, window): return Lines(path)
+
+class Lines:
+    def __init__(self, path): self.path, self.rows = path, path.read_text().splitlines()
+    def reaches(self, row): return row < len(self.rows)
+    def total(self): return len(self.rows)
+    def stamp(self): return self.path.read_text()
+    def read(self, start, stop):
+        for number, row in enumerate(self.rows[start:stop], start + 1):
+            yield RawRow(self.path, number, {"prompt": row.upper()})
+"""

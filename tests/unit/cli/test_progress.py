@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,15 +80,3 @@ def test_the_summary_says_of_failed_samples_that_they_failed_and_how_many() -> N
     assert "failed: timeout 3 1 -2" in lines
     assert "b-failed 0.500 0.500 +0.000" in lines
     assert "carries=0 1.000 1.000 +0.000" in lines
-
-
-def test_a_summary_without_evaluations_is_time_and_paths() -> None:
-    stream = io.StringIO()
-    summary(start={}, end={}, seconds=48.2, paths=[], stream=stream)
-    assert stream.getvalue() == "Took 48 s.\n"
-
-
-def test_importing_progress_does_not_import_rich() -> None:
-    program = "import sys, slime_core.cli.progress; print({'rich', 'torch', 'ray'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

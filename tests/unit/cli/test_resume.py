@@ -1,8 +1,4 @@
-"""A resume that cannot be as requested is refused before anything of the run folder changes; what it changes is shown.
-
-The processes of the run are left out: the run that is resumed has a real checkpoint state with the place of the
-built-in data source.
-"""
+"""A resume is refused before the run folder changes; what it changes, plugins included, is shown."""
 
 from __future__ import annotations
 
@@ -10,16 +6,22 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slime_core.checkpoint.folder import RunState, drafted, write_state
+from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
 from slime_core.cli.main import main
+from slime_core.cli.run import check_plugins
 from slime_core.config.schema import ARITHMETIC
-from slime_core.errors import CheckpointError
-from slime_core.plugins.contracts import PromptRequest
+from slime_core.contracts import PromptRequest
+from slime_core.errors import CheckpointError, ManifestMismatch
+from slime_core.plugins.activation import ActivePlugins, Offered, activate
+from slime_core.plugins.discovery import Source
+from slime_core.plugins.manifest import Manifest, ManifestEntry
+from slime_core.plugins.registry import Registry
 from slime_core.prompts.numbered import Held, NumberedPrompts
 from slime_core.runtime import launch
 
@@ -54,7 +56,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[Any]) -> Path:
     """A run of 3 steps with checkpoints after steps 2 and 3, and the prompts that it was given."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     prompts = tmp_path / "prompts.jsonl"
     rows = (ARITHMETIC / "data" / "train.jsonl").read_text().splitlines()[:100]  # a start reads every prompt
     prompts.write_text("\n".join(rows) + "\n")
@@ -164,3 +165,139 @@ def test_ctrl_c_ends_with_what_is_saved_and_the_command_that_goes_on(
     assert "step-000003" in saved
     assert f"slime run --load {run}" in saved
     assert last == "slime: interrupted"
+
+
+# --- Other plugins ----------------------------------------------------------------------------------------------------
+
+
+CORE = ManifestEntry("core", "slime-rl", "0.1.0", "slime_core.builtin.plugin", "c" * 64)
+ACME = ManifestEntry("acme", "acme-tree", "2.1", "acme.plugin", "a" * 64)
+LAB = ManifestEntry("custom_rm_path", "module lab", "(local)", "lab", "f" * 64, source=Source.MODULE)
+THEN = Manifest((CORE, ACME))
+
+
+def check(now: Manifest, then: Manifest | None = THEN, *, allowed: bool = False, without: tuple[str, ...] = ()) -> None:
+    checkpoint = Checkpoint(Path("run/step-000002"), RunState(2, plugins=json.loads(then.to_json()) if then else {}))
+    active = ActivePlugins(Registry([]), now, Offered(Registry([]), without=without))
+    check_plugins(active, checkpoint, allowed=allowed)
+
+
+def test_another_version_added_and_removed_plugins_are_one_table() -> None:
+    newer = replace(ACME, version="2.2")
+    more = ManifestEntry("more", "more", "1.0", "more", "b" * 64)
+    with pytest.raises(ManifestMismatch) as failure:
+        check(Manifest((CORE, newer, more)), Manifest((CORE, ACME, replace(more, name="gone", distribution="gone"))))
+    words = list(map(str.split, str(failure.value).splitlines()))
+    assert {row[0]: row[1:] for row in words if row[0] in ("acme", "gone", "more")} == {
+        "acme": ["acme-tree", "2.1", "a" * 12, "acme-tree", "2.2", "a" * 12],
+        "gone": ["gone", "1.0", "b" * 12, "-"],
+        "more": ["-", "more", "1.0", "b" * 12],
+    }
+
+
+@pytest.mark.parametrize(
+    ("now", "then"),
+    [
+        pytest.param(Manifest((replace(CORE, digest="d" * 64), ACME)), THEN, id="a core that was edited"),
+        pytest.param(Manifest((CORE, ACME), (LAB,)), THEN, id="a function named by path"),
+        pytest.param(THEN, None, id="a checkpoint that recorded no plugins"),
+        pytest.param(Manifest((CORE,)), THEN, id="a plugin that is missing"),
+    ],
+)
+def test_every_other_difference_needs_permission(
+    now: Manifest, then: Manifest | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ManifestMismatch, match="--allow-plugin-change"):
+        check(now, then)
+    check(now, then, allowed=True)
+    assert "step-000002" in capsys.readouterr().err
+
+
+def test_the_same_plugins_in_any_order_and_without_those_left_out_may_resume() -> None:
+    check(Manifest((ACME, CORE)))
+    check(Manifest((CORE,)), without=("acme",))
+    with pytest.raises(ManifestMismatch):
+        check(Manifest((CORE,), (LAB,)), without=("acme",))
+
+
+GONE = ManifestEntry("gone", "lab-gone", "1.2", "gone.plugin", "b" * 64)
+OPTIONS = """
+from pathlib import Path
+from slime_core import PluginOptions, hookimpl
+
+class Options(PluginOptions):
+    table: Path = Path("table.json")
+    \"\"\"A file whose default is relative.\"\"\"
+    more: list[Path] = []
+    \"\"\"Further files.\"\"\"
+    named: dict[str, Path] = {}
+    \"\"\"Files by name.\"\"\"
+
+@hookimpl
+def slime_register(add):
+    add.options(Options)
+"""
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run with a plugin that is no longer installed and has options, and with one that is."""
+    run = tmp_path / "old"
+    now = activate(["grpo", "offpolicy"], architecture="Qwen3ForCausalLM").manifest
+    manifest = Manifest((*now.entries, GONE))
+    with drafted(run / "checkpoints", 2) as draft:
+        write_state(draft, RunState(2, plugins=json.loads(manifest.to_json())))
+    (run / "plugins.json").write_text(manifest.to_json())
+    (run / "config.toml").write_text(
+        '[run]\nplugins = ["grpo", "gone", "offpolicy"]\n[gone]\nx = 1\n[offpolicy]\ntis_clip = 3.0\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+def test_a_resume_goes_on_without_a_plugin_that_has_options_installed_or_not(ran: Path, capsys) -> None:
+    words = ["check", "--load", "old", "--num-rollout", "4"]
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert "--plugin gone" in message
+    assert "--no-plugin" in message
+    assert main([*words, "--no-plugin", "gone", "--no-plugin", "offpolicy"]) == 0
+    warned = capsys.readouterr().err
+    assert "step-000002" in warned
+    assert "gone       lab-gone 1.2 bbbbbbbbbbbb" in warned
+    assert main([*words, "--no-plugin", "gone", "--no-plugin", "models"]) == 2  # another one is needed as ever
+    # A plugin that is not named leaves the table of its options.
+    (ran / "config.toml").write_text('[run]\nplugins = ["grpo"]\n[gone]\nx = 1\n')
+    assert main([*words, "--no-plugin", "gone", "--allow-plugin-change"]) == 0
+
+
+@pytest.mark.parametrize("name", ["mine", "./mine.py"])
+def test_a_single_file_that_has_gone_is_left_out_by_its_name_or_its_path(ran: Path, capsys, name: str) -> None:
+    plugin = ran.parent / "mine.py"
+    (ran / "config.toml").write_text(f'[run]\nplugins = ["grpo", "{plugin}"]\n[mine]\nx = 1\n')
+    assert main(["check", "--config", str(ran / "config.toml"), "--no-plugin", name]) == 0
+    assert main(["check", "--config", str(ran / "config.toml"), "--no-plugin", "other"]) == 2
+    assert str(plugin) in capsys.readouterr().err
+
+
+def test_relative_paths_of_plugins_mean_the_same_from_another_folder(tmp_path: Path, monkeypatch, capsys) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    (first / "opts.py").write_text(OPTIONS)
+    (first / "rewards.py").write_text("async def one(args, sample, **kwargs):\n    return 1.0\n")
+    monkeypatch.chdir(first)
+    (first / "opts.toml").write_text('[opts]\nmore = ["a"]\nnamed = { b = "c" }\n')
+    words = ["--config", "opts.toml", "--plugin", "grpo", "--plugin", "opts.py", "--custom-rm-path", "rewards.py:one"]
+    assert main(["config", "show", *words]) == 0
+    (first / "config.toml").write_text(capsys.readouterr().out)
+    monkeypatch.chdir(second)
+    assert main(["config", "show", "--config", "../first/config.toml"]) == 0
+    again = capsys.readouterr().out
+    for line in (
+        f'table = "{first}/table.json"',
+        f'more = ["{first}/a"]',
+        f'custom_rm_path = "{first}/rewards.py:one"',
+    ):
+        assert line in again
+    assert f'"{first}/c"' in again

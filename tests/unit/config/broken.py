@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def broken(line: str, purpose: str = "run") -> list[Mistake]:
     return mistakes(config, purpose=purpose)
 
 
-def blames(found: list[Mistake], key: str, *names: str) -> None:
+def blames(found: Sequence[Mistake], key: str, *names: str) -> None:
     """Assert that there is one mistake, of this setting, that has ``names`` in its message, in this order."""
     (mistake,) = found
     assert mistake.key == key

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.load import load
+from slime_core.config.sampling import RewardTerm, reward_names, reward_terms
 from slime_core.errors import ConfigError
-from tests.unit.config.broken import blames, broken
+from tests.unit.config.broken import blames, broken, refused
 
 
 @pytest.mark.parametrize(
@@ -26,23 +27,9 @@ def test_a_config_json_that_names_no_architecture_is_a_mistake(text: str, found:
     blames(broken(f"--hf-checkpoint {tmp_path}"), "hf_checkpoint", f"{tmp_path} ", "config.json", found)
 
 
-@pytest.mark.parametrize(
-    "more", ["", ', "max_position_embeddings": null', ', "max_position_embeddings": 8, "rope_scaling": {"factor": 4}']
-)
-def test_any_length_is_accepted_where_the_context_length_is_unknown(more: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(f'{{"architectures": ["Qwen3ForCausalLM"]{more}}}')
-    assert broken(f"--hf-checkpoint {tmp_path} --rollout-max-response-len 5000") == []
-
-
 @pytest.mark.parametrize(("line", "count"), [("", 1), ("--eval-max-response-len 8", 0)])
 def test_an_evaluation_looks_at_the_length_it_uses(line: str, count: int) -> None:
     assert len(broken(f"--rollout-max-response-len 128 {line}", purpose="eval")) == count
-
-
-def test_a_run_without_an_estimator_is_refused_with_the_plugin_that_has_one() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load([])
-    blames(caught.value.mistakes, "advantage_estimator", "--plugin grpo")
 
 
 def test_an_evaluation_needs_data_but_no_estimator() -> None:
@@ -62,3 +49,35 @@ def test_rules_and_other_mistakes_are_reported_together() -> None:
     with pytest.raises(ConfigError, match="--rollout-sise: ") as caught:
         load(["--lr", "fast", "--rollout-sise", "3", "--kl-loss-coef", "1", "--advantage-estimator", "toy"])
     assert caught.value.keys == {"lr", "kl_loss_coef"}
+
+
+# --- Sums of reward models --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "terms"),
+    [
+        ("0.7*math+0.3*f1", [RewardTerm(0.7, "math"), RewardTerm(0.3, "f1")]),
+        (" 1 * math - .5*f1-2 * d:acc ", [RewardTerm(1, "math"), RewardTerm(-0.5, "f1"), RewardTerm(-2, "d", "acc")]),
+        ("-1*a-b+2*c", [RewardTerm(-1, "a-b"), RewardTerm(2, "c")]),
+        ("2*x+1", [RewardTerm(2, "x+1")]),
+    ],
+)  # fmt: skip
+def test_a_sum_is_weights_and_names_and_a_name_may_hold_signs(written, terms):
+    assert reward_terms(written) == tuple(terms)
+
+
+def test_a_name_alone_is_no_sum():
+    assert reward_terms("exact_match") is None
+    assert reward_names("exact_match") == ("exact_match",)
+
+
+def test_the_models_of_a_sum_are_named_once():
+    assert reward_names("1*dapo:acc+2*dapo:score+1*math") == ("dapo", "math")
+
+
+@pytest.mark.parametrize("written", ["math*0.7", "0.7*", "a*b", "1*math+*f1", "0.5*math:", "1*math+2*math"])
+def test_a_malformed_sum_is_refused(written):
+    blames(refused("--rm-type", written), "rm_type", f"{written!r} ")
+    table = f"name = 'a', path = 'a.jsonl', rm_type = '{written}'"
+    blames(refused("--eval-datasets", table), "eval_datasets", f"{written!r} ")

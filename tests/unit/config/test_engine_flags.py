@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from slime_core.cli.activation import prepare_flags
+from slime_core.cli.main import main
+from slime_core.config.engine_flags import flag_advice, use_advice
 from slime_core.config.explain import explain, help_topic
 from slime_core.config.layout_rules import REARRANGING, rearranges_weights
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
 from slime_core.config.tables import rows
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, PluginError
+from slime_core.plugins.discovery import local_file
+from slime_core.plugins.registry import register
 from tests.unit.config.broken import refused
 
 
@@ -19,17 +26,25 @@ def config_of(line: str) -> RunConfig:
     return load(line.split(), check_rules=False).config
 
 
-def test_megatrons_flags_become_fields_of_its_configs() -> None:
-    config = config_of(
-        "--recompute-granularity selective --recompute-modules core_attn mlp --decoupled-lr 1e-5"
-    ).megatron
-    assert config.transformer == {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]}
-    assert config.optimizer == {"decoupled_lr": 1e-5}
-
-
-def test_a_switch_of_megatrons_parser_sets_what_it_stands_for() -> None:
-    assert config_of("--recompute-activations").megatron.transformer == {"recompute_granularity": "selective"}
-    assert config_of("--no-recompute-activations").megatron.transformer == {}
+@pytest.mark.parametrize(
+    ("line", "part", "fields"),
+    [
+        (
+            "--recompute-granularity selective --recompute-modules core_attn mlp",
+            "transformer",
+            {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]},
+        ),
+        ("--decoupled-lr 1e-5", "optimizer", {"decoupled_lr": 1e-5}),
+        ("--recompute-activations", "transformer", {"recompute_granularity": "selective"}),
+        ("--no-recompute-activations", "transformer", {}),
+        ("--overlap-grad-reduce", "ddp", {"overlap_grad_reduce": True}),
+        ("--no-overlap-grad-reduce", "ddp", {"overlap_grad_reduce": False}),
+    ],
+)
+def test_megatrons_flags_become_fields_of_its_configs(line: str, part: str, fields: dict[str, object]) -> None:
+    megatron = config_of(line).megatron
+    for name in ("transformer", "optimizer", "ddp"):
+        assert getattr(megatron, name) == (fields if name == part else {})
 
 
 @pytest.mark.parametrize(
@@ -51,12 +66,6 @@ def test_a_switch_of_megatrons_parser_sets_what_it_stands_for() -> None:
 )
 def test_sglangs_flags_become_arguments_of_its_server(line: str, arguments: tuple[str, ...]) -> None:
     assert config_of(line).sglang.arguments == arguments
-
-
-def test_flags_that_are_settings_of_the_core_stay_so() -> None:
-    config = config_of("--sglang-mem-fraction-static 0.4 --sglang-context-length 64")
-    assert (config.engine.sglang_mem_fraction_static, config.engine.sglang_context_length) == (0.4, 64)
-    assert config.sglang.given == ()
 
 
 @pytest.mark.parametrize(
@@ -98,16 +107,19 @@ def test_an_engines_flag_is_explained_by_any_of_its_names(name: str, lines: list
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "names"),
     [
-        ("--sglang-port", "--sglang-port: .*SGLang"),
-        ("megatron.fp8", "--fp8: .*TransformerEngine"),
-        ("release_train", "--release-train: .*not built"),
+        ("--sglang-port", ["--sglang-port: ", "SGLang"]),
+        ("megatron.fp8", ["--fp8: ", "TransformerEngine"]),
+        ("release_train", ["--release-train: "]),
     ],
 )
-def test_explaining_a_refused_flag_gives_the_reason(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        explain(name, load([], check_rules=False))
+def test_explaining_a_refused_flag_gives_the_reason_that_slime_or_a_plugin_knows(
+    name: str, names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "explain", name]) == 2
+    message = capsys.readouterr().err
+    assert [part for part in names if part not in message] == []
 
 
 def test_help_lists_the_engines_flags_only_on_request() -> None:
@@ -116,16 +128,6 @@ def test_help_lists_the_engines_flags_only_on_request() -> None:
     assert "--fp8 " not in help_topic("megatron")
     assert "  --sglang-log-level NAME " in help_topic("sglang")
     assert "--sglang-port" not in help_topic("sglang")
-
-
-def test_the_order_of_flags_does_not_matter() -> None:
-    first, second = "--sglang-log-level info --recompute-activations", "--sglang-page-size 1 --decoupled-lr 1e-5"
-    assert config_of(f"{first} {second}") == config_of(f"{second} {first}")
-
-
-def test_attention_in_parallel_copies_is_passed_on() -> None:
-    line = ["--advantage-estimator", "grpo", "--sglang-dp-size", "2", "--sglang-enable-dp-attention"]
-    assert load(line).config.sglang.arguments == ("--dp-size=2", "--enable-dp-attention")
 
 
 @pytest.mark.parametrize(
@@ -145,6 +147,81 @@ def test_attention_in_parallel_copies_is_passed_on() -> None:
 )
 def test_flags_that_change_how_an_engine_holds_its_weights_are_known(line: str, rearranged: bool) -> None:
     assert rearranges_weights(config_of(line)) is rearranged
+
+
+# --- Advice of plugins ------------------------------------------------------------------------------------------------
+
+
+Install = Callable[[str, str], None]
+PLUGIN = """
+from slime_core import hookimpl
+
+@hookimpl
+def slime_register(add):
+    add.flag_advice("{name}_advice:advice")
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """``install(name, code)``: load a plugin of that name, whose ``advice`` is in ``code``."""
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins = []
+
+    def make(name: str, code: str) -> None:
+        (tmp_path / f"{name}_advice.py").write_text(code)
+        sys.modules.pop(f"{name}_advice", None)
+        plugins.append(local_file(PLUGIN.format(name=name).encode(), path=f"{name}.py"))
+        prepare_flags(register(plugins))
+
+    yield make
+    use_advice([])
+
+
+def test_an_unknown_flag_gets_the_advice_of_a_plugin(install: Install) -> None:
+    install("acme", "def advice():\n    return {'--acme-rate': '--acme-rate is --lr'}\n")
+    with pytest.raises(ConfigError, match=r"\n  - --acme-rate is --lr\n"):
+        load(["--acme-rate", "1"], check_rules=False)
+
+
+def test_a_flag_with_a_check_is_accepted_if_it_is_true_of_the_model(install: Install) -> None:
+    code = (
+        "def check(words, model):\n    layers = model['num_hidden_layers']\n"
+        "    return None if words == [str(layers)] else f'there are {layers}'\n"
+        "def advice():\n    return {'--acme-layers': check}\n"
+    )
+    install("acme", code)
+    plain = ["--advantage-estimator", "grpo"]
+    assert load([*plain, "--acme-layers", "3"]).config == load(plain).config
+    with pytest.raises(ConfigError, match=r"\n  - --acme-layers 5: there are 3\n"):
+        load([*plain, "--acme-layers", "5"])
+
+
+def test_of_two_plugins_the_first_gives_the_advice(install: Install) -> None:
+    install("acme", "def advice():\n    return {'--rate': 'acme'}\n")
+    install("zulu", "def advice():\n    return {'--rate': 'zulu'}\n")
+    assert flag_advice()["--rate"] == "acme"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def advice():\n    return ['--rate']\n",
+        "def advice():\n    return {'--rate': 3}\n",
+        "def advice(): raise ValueError('no table')\n",
+        "",
+    ],
+)
+def test_a_function_that_gives_no_advice_is_named(install: Install, code: str) -> None:
+    install("acme", code)
+    with pytest.raises(PluginError, match="acme_advice:advice"):
+        flag_advice()
+
+
+def test_flags_that_are_settings_of_the_core_stay_so() -> None:
+    config = config_of("--sglang-mem-fraction-static 0.4 --sglang-context-length 64")
+    assert (config.engine.sglang_mem_fraction_static, config.engine.sglang_context_length) == (0.4, 64)
+    assert config.sglang.given == ()
 
 
 def test_every_flag_that_rearranges_weights_is_one_of_sglangs() -> None:

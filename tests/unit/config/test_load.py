@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
+from slime_core.config.options import DerivedSetting
 from slime_core.config.schema import ARITHMETIC, DEMO_DEFAULTS
 from slime_core.errors import ConfigError
-from tests.unit.config.broken import refused
+from tests.unit.config.broken import blames, refused
 
 
 class Options(BaseModel):
@@ -46,7 +47,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_a_flag_beats_the_file_which_beats_a_preset_which_beats_the_default(tmp_path: Path) -> None:
-    presets = {"eps_clip": (0.1, "toy"), "eps_clip_high": (0.3, "toy"), "entropy_coef": (0.5, "toy")}
+    presets = {"eps_clip": [(0.1, "toy")], "eps_clip_high": [(0.3, "toy")], "entropy_coef": [(0.5, "toy")]}
     file = write(tmp_path, "[algorithm]\neps_clip = 0.4\neps_clip_high = 0.6\n")
     resolved = resolve("--eps-clip 0.7", file=file, presets=presets)
     found = resolved.config.algorithm
@@ -55,26 +56,10 @@ def test_a_flag_beats_the_file_which_beats_a_preset_which_beats_the_default(tmp_
 
 def test_every_value_knows_where_it_came_from(tmp_path: Path) -> None:
     file = write(tmp_path, "\n[algorithm]\neps_clip_high = 0.6\n")
-    origin = resolve("--eps-clip 0.7", file=file, presets={"entropy_coef": (0.5, "toy")}).provenance
+    origin = resolve("--eps-clip 0.7", file=file, presets={"entropy_coef": [(0.5, "toy")]}).provenance
     keys = ("eps_clip", "eps_clip_high", "entropy_coef", "lr", "seed")
     expected = ["flag --eps-clip", "file run.toml:3", "preset of plugin toy", "built-in demo", "default"]
     assert [str(origin[key]) for key in keys] == expected
-
-
-def test_embedded_defaults_apply_where_neither_model_nor_prompts_are_named() -> None:
-    assert resolve().config.rollout.num_rollout == DEMO_DEFAULTS["num_rollout"]
-    assert resolve("--prompt-data mine.jsonl").config.rollout.num_rollout == 200
-    assert resolve("--hf-checkpoint model").config.eval.eval_prompt_data == ()
-
-
-def test_settings_of_the_built_in_model_apply_to_other_prompts_too() -> None:
-    config = resolve("--prompt-data mine.jsonl").config
-    assert config.data.apply_chat_template
-    assert config.optimizer.lr == DEMO_DEFAULTS["lr"]
-    assert config.rollout.rollout_max_response_len == DEMO_DEFAULTS["rollout_max_response_len"]
-    assert (config.eval.eval_interval, config.eval.eval_prompt_data) == (None, ())
-    other = resolve("--prompt-data mine.jsonl --hf-checkpoint model").config
-    assert (other.data.apply_chat_template, other.optimizer.lr) == (False, 1e-6)
 
 
 def test_a_run_without_evaluations_has_a_flag_of_its_own(tmp_path: Path) -> None:
@@ -87,41 +72,12 @@ def test_a_run_without_evaluations_has_a_flag_of_its_own(tmp_path: Path) -> None
         resolve("--no-eval false")
 
 
-@pytest.mark.parametrize(
-    ("line", "devices"),
-    [
-        ("--actor-num-gpus-per-node 4", 1),
-        ("--rollout-num-gpus-per-engine 2", 2),
-        ("--colocate --actor-num-gpus-per-node 4", 4),
-        ("--colocate --actor-num-gpus-per-node 4 --actor-num-nodes 2", 8),
-        ("--colocate --actor-num-gpus-per-node 5 --rollout-num-gpus-per-engine 2", 4),
-        ("--colocate --actor-num-gpus-per-node 4 --rollout-num-gpus 2", 2),
-        ("--rollout-external-engine-addrs host:1 --rollout-num-gpus-per-engine 2", 1),
-    ],
-)
-def test_engines_that_nothing_counts_follow_the_devices(line: str, devices: int) -> None:
-    assert resolve(line).config.cluster.rollout_num_gpus == devices
-
-
-def test_everything_else_beats_an_embedded_default() -> None:
-    resolved = resolve("--eval-interval none", presets={"lr": (0.25, "toy")})
-    assert (resolved.config.eval.eval_interval, resolved.config.optimizer.lr) == (None, 0.25)
-
-
-def test_paths_of_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:
+def test_paths_of_a_file_are_relative_to_its_folder_and_flags_replace_its_plugins(tmp_path: Path) -> None:
     file = write(tmp_path, '[data]\nprompt_data = "train.jsonl"\n[run]\nplugins = ["./mine.py", "grpo"]\n')
-    config = resolve(file=file).config
-    assert config.data.prompt_data == tmp_path / "train.jsonl"
-    assert config.run.plugins == (str(tmp_path / "mine.py"), "grpo")
-
-
-def test_plugins_named_by_flag_replace_those_of_the_file(tmp_path: Path) -> None:
-    file = write(tmp_path, '[run]\nplugins = ["grpo"]\n[grpo]\nx = 1\n')
-    assert peek(["--config", str(file)]).plugins == ("grpo",)
-    assert peek(["--config", str(file), "--plugin", "ppo", "--grpo.x=1", "--lr", "fast"]).plugins == ("ppo",)
-
-
-def test_a_peek_sees_the_model_and_ignores_an_unreadable_file(tmp_path: Path) -> None:
+    assert resolve(file=file).config.data.prompt_data == tmp_path / "train.jsonl"
+    argv = ["--config", str(file)]
+    assert peek(argv).plugins == (str(tmp_path / "mine.py"), "grpo")
+    assert peek([*argv, "--plugin", "ppo", "--grpo.x=1", "--lr", "fast"]).plugins == ("ppo",)
     assert peek(["--hf-checkpoint", str(tmp_path), "--config", "missing.toml"]).hf_checkpoint == tmp_path
 
 
@@ -139,7 +95,66 @@ def test_a_rule_between_plugin_options_is_reported_with_the_rest() -> None:
 
 def test_a_preset_that_is_no_setting_blames_the_plugin() -> None:
     with pytest.raises(ConfigError, match=r"eps_clop .* toy: .* eps_clip\b"):
-        resolve(presets={"eps_clop": (1, "toy")})
+        resolve(presets={"eps_clop": [(1, "toy")]})
+
+
+def test_a_setting_that_two_plugins_preset_differently_has_to_be_given() -> None:
+    presets = {"eps_clip": [(0.1, "toy"), (0.2, "other")]}
+    blames(refused(presets=presets), "eps_clip", "toy", "other", "--eps-clip")
+    assert resolve("--eps-clip 0.3", presets=presets).config.algorithm.eps_clip == 0.3
+    equal = {"eps_clip": [(0.1, "toy"), (0.1, "other")]}
+    assert resolve(presets=equal).config.algorithm.eps_clip == 0.1
+
+
+def test_only_plugins_that_take_part_have_options_in_the_result(tmp_path: Path) -> None:
+    file = write(tmp_path, "[gone]\nx = 1\n")
+    resolved = resolve(file=file, plugin_options=TOY, takes_part=(), without=("gone",))
+    assert resolved.plugin_options == {}
+    assert "toy.low" not in resolved.provenance
+    with pytest.raises(ConfigError, match=r"run\.toml:1 \[gone\]"):
+        resolve(file=file, plugin_options=TOY)
+    assert peek(["--config", str(file)]).in_file == ("gone",)
+
+
+def test_a_peek_says_what_flags_file_and_presets_use_of_plugins(tmp_path: Path) -> None:
+    file = write(tmp_path, '[rollout]\nrm_type = "math"\n[toy]\nlow = 0.5\n')
+    seen = peek(["--config", str(file), "--corrections", "tis", "--eval-prompt-data", "a", "a.parquet"])
+    offered = SimpleNamespace(
+        takes_part=("toy",),
+        presets={"advantage_estimator": [("flat", "toy")]},
+        options=TOY,
+        derived=lambda options, settings: [],
+    )
+    uses = seen.uses(offered)
+    assert uses.plugins == {"toy"}
+    chosen = {(choice.kind, choice.name, choice.where) for choice in uses.components}
+    assert chosen >= {
+        ("correction", "tis", "--corrections"),
+        ("reward_model", "math", "rm_type (file run.toml:2)"),
+        ("advantage_estimator", "flat", "advantage_estimator (preset of plugin toy)"),
+        ("prompt_format", "parquet", "--eval-prompt-data"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "given", "rate"),
+    [
+        ("--toy.high 2", "keep", 2.0),
+        ("--toy.high 2 --lr 0.5", "keep", 0.5),
+        ("--toy.high 2 --lr 0.5", "refuse", None),
+        ("--toy.high 2 --lr 0.5", "later", None),
+        ("--toy.high 2 --lr 2", "refuse", 2.0),
+        ("--toy.high 2", "replace", 2.0),
+    ],
+)
+def test_an_option_stands_in_for_a_setting_of_the_core(line: str, given: str, rate: float | None) -> None:
+    def derive(options: dict[str, Options], settings: object) -> list[tuple[str, DerivedSetting]]:
+        return [("toy", DerivedSetting("lr", options["toy"].high, option="high", given=given))]  # type: ignore[arg-type]
+
+    if rate is None:
+        blames(refused(*line.split(), plugin_options=TOY, derive=derive), "lr", "--toy.high", "lr", "0.5")
+    else:
+        assert resolve(line, plugin_options=TOY, derive=derive).config.optimizer.lr == rate
 
 
 @pytest.mark.parametrize(
@@ -167,15 +182,10 @@ def test_a_syntax_error_in_a_file_names_its_line_and_hides_no_other_mistake(tmp_
         load(["--config", str(write(tmp_path, "[run]\nseed = = 1")), "--lr", "fast"])
 
 
-def test_a_missing_file_is_a_mistake() -> None:
-    with pytest.raises(ConfigError, match=r"--config missing\.toml: "):
-        load(["--config", "missing.toml"])
-
-
 # --- What follows from the model --------------------------------------------------------------------------------------
 
 
-def test_a_length_that_nothing_gives_and_the_model_cannot_read_is_half_of_what_it_reads(tmp_path):
+def test_a_length_that_nothing_gives_and_the_model_cannot_read_is_half_of_what_it_reads(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "label": "2"}')
     argv = ["--prompt-data", str(tmp_path / "train.jsonl"), "--hf-checkpoint", str(ARITHMETIC / "model")]
     found = load(argv, check_rules=False)
@@ -186,54 +196,84 @@ def test_a_length_that_nothing_gives_and_the_model_cannot_read_is_half_of_what_i
     )
 
 
-def test_workers_that_count_tokens_count_against_what_the_model_reads():
-    found = load(["--num-data-workers", "4"], check_rules=False)
-    assert found.config.data.rollout_max_prompt_len == 128 - 8
-
-
-def test_the_built_in_model_is_evaluated_on_its_own_set_where_none_is_named(tmp_path):
-    argv = ["--prompt-data", str(tmp_path / "train.jsonl"), "--eval-interval", "50"]
-    assert [name for name, _ in load(argv, check_rules=False).config.eval.eval_prompt_data] == ["arithmetic"]
-    other = [*argv, "--hf-checkpoint", str(tmp_path)]
-    assert load(other, check_rules=False).config.eval.eval_prompt_data == ()
-
-
 # --- What follows from the device -------------------------------------------------------------------------------------
 
 
-def checkpoint(folder: Path, **fields: object) -> Path:
-    (folder / "config.json").write_text(json.dumps(fields))
-    return folder
+@pytest.mark.parametrize(
+    ("line", "fields", "gpus", "bf16"),
+    [
+        ("", {"dtype": "bfloat16"}, True, True),
+        ("", {"torch_dtype": "bfloat16"}, True, True),
+        ("--device cuda", {"dtype": "bfloat16"}, False, True),
+        ("--no-bf16", {"dtype": "bfloat16"}, True, False),
+        ("--device cpu", {"dtype": "bfloat16"}, True, False),
+        ("--true-on-policy-mode", {"dtype": "bfloat16"}, True, False),
+        ("", {"dtype": "bfloat16"}, False, False),
+        ("", {"dtype": "float32"}, True, False),
+        ("", {"dtype": 7}, True, False),
+    ],
+)
+def test_a_bfloat16_checkpoint_is_computed_in_bfloat16_on_gpus(
+    line: str, fields: dict[str, object], gpus: bool, bf16: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    resolved = resolve(f"--hf-checkpoint {tmp_path} {line}", finds_gpus=lambda _: gpus)
+    assert resolved.config.model.bf16 is bf16
+    assert (str(resolved.provenance["bf16"]) == "model dtype = bfloat16, on GPUs") is bf16
 
 
-@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
-def test_on_gpus_a_bfloat16_checkpoint_is_computed_in_bfloat16(tmp_path, name):
-    line = f"--hf-checkpoint {checkpoint(tmp_path, **{name: 'bfloat16'})}"
-    found = resolve(line, finds_gpus=lambda _: True)
-    assert (found.config.model.bf16, str(found.provenance["bf16"])) == (True, "model dtype = bfloat16, on GPUs")
-    assert resolve(f"{line} --device cuda").config.model.bf16
+# --- Flags ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", ["--no-bf16", "--device cpu", "--true-on-policy-mode"])
-def test_a_flag_or_a_cpu_keeps_float32(tmp_path, given):
-    line = f"--hf-checkpoint {checkpoint(tmp_path, dtype='bfloat16')} {given}"
-    assert not resolve(line, finds_gpus=lambda _: True).config.model.bf16
+HERE = Path.cwd()
+MINE = "--prompt-data mine.jsonl"
+OTHER = "--hf-checkpoint model"
+DEVICES = "--actor-num-gpus-per-node"
 
 
-@pytest.mark.parametrize(("dtype", "gpus"), [("float32", True), (None, True), (7, True), ("bfloat16", False)])
-def test_without_gpus_or_a_bfloat16_checkpoint_float32_stays(tmp_path, dtype, gpus):
-    found = resolve(f"--hf-checkpoint {checkpoint(tmp_path, dtype=dtype)}", finds_gpus=lambda _: gpus)
-    assert not found.config.model.bf16
-    assert str(found.provenance["bf16"]) == "default"
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("--use-kl-loss", "use_kl_loss", True),
+        ("--use-kl-loss true", "use_kl_loss", True),
+        ("--use-kl-loss=false", "use_kl_loss", False),
+        ("--no-use-kl-loss", "use_kl_loss", False),
+        ("--rollout-top-k -1", "rollout_top_k", -1),
+        ("--label-key none", "label_key", None),
+        ("--progress none", "progress", "none"),
+        ("--rollout-stop-token-ids 1 2 --rollout-stop-token-ids 3", "rollout_stop_token_ids", (1, 2, 3)),
+        ("--rollout-stop=--end", "rollout_stop", ("--end",)),
+        ("--eval-prompt-data a x b y", "eval_prompt_data", (("a", HERE / "x"), ("b", HERE / "y"))),
+        ("--eval-prompt-data a x --eval-prompt-data b y", "eval_prompt_data", (("a", HERE / "x"), ("b", HERE / "y"))),
+        ("--plugin grpo --plugin ./mine.py", "plugins", ("grpo", str(HERE / "mine.py"))),
+        # Defaults of the built-in demo: those of its model, and those of its task.
+        ("", "num_rollout", DEMO_DEFAULTS["num_rollout"]),
+        (MINE, "num_rollout", 200),
+        (MINE, "apply_chat_template", True),
+        (MINE, "lr", DEMO_DEFAULTS["lr"]),
+        (MINE, "rollout_max_response_len", DEMO_DEFAULTS["rollout_max_response_len"]),
+        (MINE, "eval_prompt_data", ()),
+        (f"{MINE} --eval-interval 50", "eval_prompt_data", DEMO_DEFAULTS["eval_prompt_data"]),
+        (OTHER, "eval_prompt_data", ()),
+        (f"{MINE} {OTHER}", "apply_chat_template", False),
+        (f"{MINE} {OTHER}", "lr", 1e-6),
+        (f"{MINE} {OTHER} --eval-interval 50", "eval_prompt_data", ()),
+        # Engines that nothing counts follow the devices.
+        (f"{DEVICES} 4", "rollout_num_gpus", 1),
+        ("--rollout-num-gpus-per-engine 2", "rollout_num_gpus", 2),
+        (f"--colocate {DEVICES} 4", "rollout_num_gpus", 4),
+        (f"--colocate {DEVICES} 4 --actor-num-nodes 2", "rollout_num_gpus", 8),
+        (f"--colocate {DEVICES} 5 --rollout-num-gpus-per-engine 2", "rollout_num_gpus", 4),
+        (f"--colocate {DEVICES} 4 --rollout-num-gpus 2", "rollout_num_gpus", 2),
+        ("--rollout-external-engine-addrs host:1 --rollout-num-gpus-per-engine 2", "rollout_num_gpus", 1),
+    ],
+)
+def test_a_command_line_decides_a_value(line: str, key: str, value: object) -> None:
+    assert load(line.split(), check_rules=False).values()[key][1] == value
 
 
-def test_auto_asks_about_the_cluster_that_is_joined(tmp_path):
-    asked: list[str | None] = []
-    line = f"--hf-checkpoint {checkpoint(tmp_path, dtype='bfloat16')} --ray-address head:6379"
-    resolve(line, finds_gpus=lambda address: asked.append(address) is None)
-    assert asked == ["head:6379"]
-
-
-def test_the_run_file_records_what_the_default_became(tmp_path):
-    found = resolve(f"--hf-checkpoint {checkpoint(tmp_path, dtype='bfloat16')} --device cuda")
-    assert "bf16 = true  # model dtype = bfloat16, on GPUs" in to_toml(found)
+def test_all_mistakes_are_reported_at_once() -> None:
+    mistakes = refused(*["--lr", "fast", "--seed", "--zzz", "--device", "gpu", "--num-rollou", "3"])
+    assert len(mistakes) == 5
+    assert {mistake.key for mistake in mistakes} == {"lr", "seed", "device", ""}
+    assert sum("--num-rollout" in str(mistake) for mistake in mistakes) == 1  # a prefix of a flag is not the flag

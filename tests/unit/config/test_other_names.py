@@ -9,12 +9,12 @@ import pytest
 
 from slime_core.config.engine_flags import Refusal, find_flag
 from slime_core.config.load import load
-from slime_core.config.other_names import counterpart, counterparts
+from slime_core.config.other_names import counterparts
 from slime_core.config.settings import core_settings, plugin_settings
 from slime_core.errors import ConfigError, nearest
-from slime_core.plugins.activation import activate
+from slime_core.plugins.activation import load_plugins
 
-SETTINGS = [*core_settings().values(), *plugin_settings(activate(["compat", "rewards", "wandb"]).options).values()]
+SETTINGS = [*core_settings().values(), *plugin_settings(load_plugins().options).values()]
 FLAGS = {setting.flag for setting in SETTINGS}
 
 
@@ -39,30 +39,6 @@ def test_no_name_is_in_the_table_twice() -> None:
 
     names = [name for names in other_names._NAMES.values() for name in names.split()]
     assert len(names) == len({*names}) == len(counterparts())
-
-
-@pytest.mark.parametrize(
-    ("flag", "instead"),
-    [
-        ("--dry-run", "slime check"),
-        ("--learning-rate", "--lr"),
-        ("--learning_rate", "--lr"),
-        ("--temperature", "--rollout-temperature"),
-        ("--max-new-tokens", "--rollout-max-response-len"),
-        ("--dataset", "--prompt-data"),
-        ("--batch-size", "--rollout-batch-size"),
-        ("--model", "--hf-checkpoint"),
-        ("--epochs", "--num-rollout"),
-        ("--gradient_accumulation_steps", "--global-batch-size"),
-        ("--beta", "--kl-loss-coef"),
-        ("--num-generations", "--n-samples-per-prompt"),
-    ],
-)
-def test_a_flag_of_another_tool_is_answered_with_ours(flag: str, instead: str) -> None:
-    assert instead in (counterpart(flag) or "")
-    message = mistakes_of(flag, "1")
-    assert flag in message
-    assert instead in message
 
 
 def test_a_key_of_another_tool_is_answered_with_our_flag(tmp_path: Path) -> None:

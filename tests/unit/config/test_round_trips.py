@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType, UnionType
@@ -22,79 +21,10 @@ from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
 from slime_core.config.options import Once
 from slime_core.config.sampling import EvalDataset
-from slime_core.config.schema import ARITHMETIC
 from slime_core.config.settings import InWords, Setting, as_words, core_settings
 from slime_core.plugins.activation import activate
 
-WORKFLOW = """
-    --actor-num-nodes 1 --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --advantage-estimator grpo --use-kl-loss
-    --kl-loss-coef 0.001 --prompt-data {prompts} --input-key prompt --label-key label --apply-chat-template
-    --rollout-batch-size 4 --n-samples-per-prompt 8 --global-batch-size 32 --num-rollout 3000 --save-interval 100
-    --eval-interval 50 --eval-prompt-data held-out {held_out} --hf-checkpoint {model} --rollout-max-response-len 8
-    --recompute-activations --sglang-mem-fraction-static 0.4 --sglang-attention-backend torch_native
-"""
 """The standard workflow, with fewer devices and prompts, and an engine's flag of each kind."""
-
-TWIN = """
-    [run]
-    plugins = ["grpo"]
-    [cluster]
-    actor_num_nodes = 1
-    actor_num_gpus_per_node = 1
-    rollout_num_gpus = 1
-    [model]
-    hf_checkpoint = "{model}"
-    [data]
-    prompt_data = "{prompts}"
-    input_key = "prompt"
-    label_key = "label"
-    apply_chat_template = true
-    [rollout]
-    num_rollout = 3000
-    rollout_batch_size = 4
-    n_samples_per_prompt = 8
-    rollout_max_response_len = 8
-    [learner]
-    global_batch_size = 32
-    [algorithm]
-    advantage_estimator = "grpo"
-    use_kl_loss = true
-    kl_loss_coef = 0.001
-    [checkpoint]
-    save_interval = 100
-    [eval]
-    eval_interval = 50
-    eval_prompt_data = [["held-out", "{held_out}"]]
-    [engine]
-    sglang_mem_fraction_static = 0.4
-    [megatron]
-    recompute_activations = true
-    [sglang]
-    attention_backend = "torch_native"
-"""
-
-PATHS = {
-    "model": str(ARITHMETIC / "model"),
-    "prompts": str(ARITHMETIC / "data" / "train.jsonl"),
-    "held_out": str(ARITHMETIC / "data" / "held_out.jsonl"),
-}
-
-
-def resolve(argv: list[str]) -> Resolved:
-    active = activate(peek(argv).plugins)
-    return load(argv, presets=active.presets, plugin_options=active.options)
-
-
-def test_the_first_workflow_runs_as_written_and_equals_its_toml_twin(tmp_path: Path) -> None:
-    by_flags = resolve(["--plugin", "grpo", *shlex.split(WORKFLOW.format(**PATHS))])
-    twin, written = tmp_path / "twin.toml", tmp_path / "written.toml"
-    twin.write_text(TWIN.format(**PATHS))
-    written.write_text(to_toml(by_flags))
-    assert by_flags.config.megatron.transformer == {"recompute_granularity": "selective"}
-    assert by_flags.config.steps_per_rollout == 1
-    for path in (twin, written):
-        repeated = resolve(["--config", str(path)])
-        assert (repeated.config, repeated.plugin_options) == (by_flags.config, by_flags.plugin_options)
 
 
 # --- Any settings -----------------------------------------------------------------------------------------------------
@@ -229,7 +159,25 @@ def test_any_settings_are_the_same_as_flags_as_toml_and_written_again(
     assert {key: values[key][1] for key in picked} == {key: value for key, (_, value) in picked.items()}
 
 
-@pytest.mark.parametrize("section", ["megatron", "sglang"])
-def test_every_flag_of_an_engine_is_under_test(section: str) -> None:
-    missing = engine_settings(section).keys() - {setting.name for setting in UNDER_TEST}
-    assert all("JSON" in engine_settings(section)[name].accepts for name in missing)
+# --- Examples ---------------------------------------------------------------------------------------------------------
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+TOML_FILES = sorted(path for path in EXAMPLES.rglob("*.toml") if path.name != "pyproject.toml")
+
+
+def resolve(argv: list[str]) -> Resolved:
+    seen = peek(argv)
+    active = activate(seen.plugins, uses=seen.uses)
+    return load(argv, **active.offered.for_load, check_rules=False)
+
+
+@pytest.mark.parametrize("path", TOML_FILES, ids=lambda path: str(path.relative_to(EXAMPLES)))
+def test_an_example_resolves(path: Path) -> None:
+    assert resolve(["--config", str(path)]).config.run.plugins
+
+
+def test_the_arithmetic_example_is_the_embedded_run_spelt_out() -> None:
+    spelt_out = resolve(["--config", str(EXAMPLES / "arithmetic" / "run.toml")])
+    embedded = resolve(["--plugin", "grpo"])
+    assert (spelt_out.config, spelt_out.plugin_options) == (embedded.config, embedded.plugin_options)

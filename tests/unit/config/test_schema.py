@@ -1,17 +1,23 @@
-"""The sections: frozen, complete, and unambiguous on a command line."""
+"""The sections are frozen, complete and unambiguous, and sizes are bounded before anything is built from them."""
 
 from __future__ import annotations
 
-import pickle
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from slime_core.cli.main import main
 from slime_core.config.learning import AlgorithmConfig, LearnerConfig
+from slime_core.config.load import load
 from slime_core.config.sampling import RolloutConfig
-from slime_core.config.schema import ARITHMETIC, DEMO_DEFAULTS, RunConfig
+from slime_core.config.schema import RunConfig
 from slime_core.config.section import EngineSection
 from slime_core.config.settings import core_settings
+from slime_core.errors import ConfigError
 
 
 def test_no_two_sections_share_a_name() -> None:
@@ -20,19 +26,13 @@ def test_no_two_sections_share_a_name() -> None:
     assert len(names) == len(set(names)) == len(core_settings())
 
 
-def test_every_setting_has_a_default_and_says_what_it_does() -> None:
+def test_every_setting_has_a_default_and_says_what_it_does_and_accepts() -> None:
     for setting in core_settings().values():
+        description = str(setting.info.description)
         assert not setting.info.is_required()
-        assert str(setting.info.description).endswith(".")
-
-
-def test_every_setting_that_may_be_none_says_what_none_means() -> None:
-    for setting in core_settings().values():
-        assert not setting.optional or "None:" in str(setting.info.description), setting.name
-
-
-def test_every_setting_says_in_words_what_it_accepts() -> None:
-    assert [setting.name for setting in core_settings().values() if not setting.accepts] == []
+        assert description.endswith(".")
+        assert not setting.optional or "None:" in description, setting.name
+        assert setting.accepts, setting.name
 
 
 def test_a_config_cannot_be_changed() -> None:
@@ -57,12 +57,6 @@ def test_a_ratio_cannot_be_clipped_below_zero_but_far_above_one() -> None:
     assert AlgorithmConfig(eps_clip=1, eps_clip_high=4).eps_clip_high == 4
 
 
-def test_equal_configs_hash_alike_and_survive_pickling() -> None:
-    config = RunConfig(rollout=RolloutConfig(num_rollout=3, rollout_stop=("\n",)))
-    assert hash(pickle.loads(pickle.dumps(config))) == hash(config)
-    assert pickle.loads(pickle.dumps(config)) == config
-
-
 @pytest.mark.parametrize(
     ("learner", "samples", "steps"),
     [
@@ -77,7 +71,75 @@ def test_samples_and_steps_follow_from_each_other(learner: LearnerConfig, sample
     assert (config.samples_per_rollout, config.samples_per_step, config.steps_per_rollout) == (12, samples, steps)
 
 
-def test_embedded_defaults_are_settings_and_their_files_exist() -> None:
-    assert DEMO_DEFAULTS.keys() <= core_settings().keys()
-    assert (ARITHMETIC / "model" / "config.json").is_file()
-    assert (ARITHMETIC / "data" / "held_out.jsonl").is_file()
+# --- Sizes ------------------------------------------------------------------------------------------------------------
+
+
+PATHS = [setting for setting in core_settings().values() if setting.placeholder == "PATH"]
+COUNTS = ["rollout-num-gpus", "eval-num-gpus", "actor-num-nodes", "actor-num-gpus-per-node", "critic-num-gpus"]
+
+
+def refusal(argv: list[str]) -> str:
+    started = time.process_time()
+    with pytest.raises(ConfigError) as caught:
+        load(["--advantage-estimator", "toy", *argv])
+    assert time.process_time() - started < 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_more_processes_than_any_cluster_has_are_refused_at_once(count: str) -> None:
+    assert re.search(r" 1,000,000,00[12] .*65,536", refusal([f"--{count}", "1000000000"]))
+
+
+def test_devices_of_groups_and_models_count_too() -> None:
+    group = '{"num_gpus": 1000000000}'
+    assert " 1,000,000,001 " in refusal(["--engine-groups", group, "--rollout-num-gpus", "1000000000"])
+    model = '{"name": "judge", "model_path": "/nowhere", "num_gpus": 1000000000}'
+    assert " 1,000,000,002 " in refusal(["--engine-models", model])
+
+
+@pytest.mark.parametrize("digits", [17, 4000, 4400])
+def test_a_number_that_is_no_size_is_refused(digits: int) -> None:
+    assert "accepted: " in refusal(["--seed", "9" * digits])
+
+
+TOML: dict[str, Callable[[], str]] = {
+    "nested": lambda: "[run]\nseed = " + 5000 * "[" + 5000 * "]",
+    "digits (at line 3)": lambda: "[run]\n\nseed = " + "9" * 4400,
+    "digits (at line 2)": lambda: "[run]\nseed = 0x" + "f" * 4400,
+    "32 parts (at line 3)": lambda: "[run]\nseed = 1\n" + ".".join(["a"] * 20_000) + " = 1",
+    "32 parts (at line 1)": lambda: "[" + " . ".join(['"a b"', "b", "'c'"] * 7000) + "]",
+    "1,048,576 bytes": lambda: "#" * 2**21,
+}
+
+
+@pytest.mark.parametrize("message", TOML)
+def test_a_settings_file_without_bounds_is_refused_at_once(message: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(TOML[message]())
+    assert message in refusal(["--config", str(tmp_path / "run.toml")])
+
+
+@pytest.mark.parametrize("setting", PATHS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("path", ["x" * 5000, "x/" * 2500])
+def test_no_path_of_5000_characters_reaches_the_file_system(setting: object, path: str) -> None:
+    assert "accepted: " in refusal([setting.flag, path])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "../../x", "a/b", "..", ".hidden", "a\nb", "a\0b"])
+def test_a_job_name_is_the_name_of_a_folder(name: str) -> None:
+    assert "--job-name: " in refusal(["--job-name", name])
+
+
+COMMANDS = ["eval", "ledger", "check", "plugins show", "run --config", "run --load", "run --custom-rm-path"]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_no_command_fails_on_a_path_of_5000_characters(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*line.split(), "x" * 5000 + ".py"]) == 2
+    assert "slime: " in capsys.readouterr().err
+
+
+def test_names_with_dots_in_texts_are_no_keys(tmp_path: Path) -> None:
+    names = ", ".join('"model.layers.0.mlp"' for _ in range(100))
+    (tmp_path / "run.toml").write_text(f"[optimizer]\nfreeze_params_name_list = [{names}]\n")
+    load(["--config", str(tmp_path / "run.toml")], check_rules=False)

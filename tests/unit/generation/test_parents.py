@@ -81,14 +81,7 @@ async def test_a_fan_out_is_whole_before_a_reward_of_groups_and_nothing_of_it_is
 
 def test_a_sample_that_was_left_out_is_still_reported_missing():
     parents = [Sample(group_index=3, index=index) for index in (4, 5, 6)]
-    made = [Sample(index=6), Sample(index=4), Sample(index=4)]
-    Parents.of(parents).adopt(made)
-    assert [one.index for one in made] == [6, 4, 4]
-    assert [one.index for one in mark_missing_failed(parents, made)] == [5]
-
-
-def test_siblings_that_have_a_parents_number_leave_the_others_theirs():
-    parents = [Sample(group_index=3, index=index) for index in (0, 1)]
-    made = [Sample(index=place, rollout_id=rollout) for rollout in (7, 8) for place in range(2)]
-    Parents.of(parents).adopt(made)
-    assert [(one.group_index, one.index) for one in made] == [(3, 0), (3, 0), (3, 1), (3, 1)]
+    samples = [Sample(index=6), Sample(index=4), Sample(index=4)]
+    Parents.of(parents).adopt(samples)
+    assert [sample.index for sample in samples] == [6, 4, 4]
+    assert [sample.index for sample in mark_missing_failed(parents, samples)] == [5]

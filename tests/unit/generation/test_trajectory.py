@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -21,9 +20,7 @@ from slime_core.generation import (
     Kept,
     SamplingParams,
 )
-from slime_core.rollout.engines.client import GenerateClient
 from slime_core.types import LogProbs, Sample, SpecInfo, Status
-from slime_testing.fake_engine import LOG_PROB, FakeEngine
 
 
 class Letters:
@@ -100,48 +97,45 @@ async def test_turns_are_trained_as_the_engine_returned_them_and_added_text_is_n
     assert (sample.weight_versions, sample.weight_spans) == (["1", "2"], [("1", 0, 4), ("2", 7, 9)])
 
 
-async def test_the_turns_of_a_response_stay_in_one_session() -> None:
-    engine = Engine(answer("a?"), answer("b"), answer("c"))
-    await calculate(context(engine), Sample(prompt="q"))
+@pytest.mark.parametrize(
+    ("limits", "answers", "lengths", "response", "mask", "status"),
+    [
+        ({}, [("7.", "stop")], [6], "7.", None, Status.COMPLETED),
+        # All turns and added text share the budget of the response.
+        (
+            {"max_response_len": 8},
+            [("3+4?", "stop"), ("7", "length")],
+            [6, 1],
+            "3+4?=7;7",
+            [1] * 4 + [0] * 3 + [1],
+            Status.TRUNCATED,
+        ),
+        ({"max_response_len": 6}, [("3+4?", "stop")], [6], "3+4?=7", [1] * 4 + [0] * 2, Status.TRUNCATED),
+        ({"max_response_len": 7}, [("3+4?", "stop")], [6], "3+4?=7;", [1] * 4 + [0] * 3, Status.TRUNCATED),
+        ({"max_response_len": 2}, [("7.", "stop")], [2], "7.", None, Status.COMPLETED),
+        (
+            {"context_length": 10},
+            [("3+4?", "stop"), ("7.", "length")],
+            [6, 2],
+            "3+4?=7;7.",
+            [1] * 4 + [0] * 3 + [1] * 2,
+            Status.TRUNCATED,
+        ),
+    ],
+)
+async def test_turns_and_added_text_share_the_budgets_of_response_and_context(
+    limits: dict[str, int],
+    answers: list[tuple[str, FinishReason]],
+    lengths: list[int],
+    response: str,
+    mask: list[int] | None,
+    status: Status,
+) -> None:
+    engine = Engine(*(answer(text, reason) for text, reason in answers))
+    sample = await calculate(context(engine, **limits), Sample(prompt="q"))
+    assert [request[1] for request in engine.requests] == lengths
+    assert (sample.response, sample.loss_mask, sample.status) == (response, mask, status)
     assert len(engine.sessions) == 1
-    await calculate(context(engine), Sample(prompt="q", session_id="mine"))
-    assert "mine" in engine.sessions
-
-
-async def test_a_response_of_trained_tokens_alone_has_no_mask() -> None:
-    sample = await calculate(context(Engine(answer("7."))), Sample(prompt="q"))
-    assert (sample.loss_mask, sample.response) == (None, "7.")
-
-
-async def test_all_turns_and_added_text_share_the_response_budget() -> None:
-    engine = Engine(answer("3+4?"), answer("7", "length"))
-    sample = await calculate(context(engine, max_response_len=8), Sample(prompt="q"))
-    assert engine.requests == [("q", 6, 2), ("q3+4?=7;", 1, 1)]
-    assert (sample.response, sample.status) == ("3+4?=7;7", Status.TRUNCATED)
-
-
-async def test_added_text_beyond_the_budget_is_left_out_and_truncates_the_response() -> None:
-    engine = Engine(answer("3+4?"))
-    sample = await calculate(context(engine, max_response_len=6), Sample(prompt="q"))
-    assert (sample.response, sample.loss_mask, sample.status) == ("3+4?=7", [1, 1, 1, 1, 0, 0], Status.TRUNCATED)
-
-
-async def test_added_text_that_fills_the_response_leaves_it_without_an_answer() -> None:
-    sample = await calculate(context(Engine(answer("3+4?")), max_response_len=7), Sample(prompt="q"))
-    assert (sample.response, sample.status) == ("3+4?=7;", Status.TRUNCATED)
-
-
-async def test_a_turn_that_ends_by_itself_at_the_last_token_is_complete() -> None:
-    sample = await calculate(context(Engine(answer("7.")), max_response_len=2), Sample(prompt="q"))
-    assert sample.status is Status.COMPLETED
-
-
-async def test_later_turns_have_what_the_context_leaves() -> None:
-    engine = Engine(answer("3+4?"), answer("7.", "length"))
-    given = context(engine, context_length=10)
-    sample = await calculate(given, Sample(prompt="q"))
-    assert [request[1] for request in engine.requests] == [6, 2]
-    assert sample.status is Status.TRUNCATED
 
 
 async def test_the_remaining_budget_is_the_smaller_of_both() -> None:
@@ -163,32 +157,24 @@ async def test_without_room_a_turn_is_empty_and_no_request_is_sent() -> None:
     assert (trajectory.num_turns, trajectory.finish().status) == (1, Status.TRUNCATED)
 
 
-async def test_a_prompt_that_leaves_no_room_has_failed() -> None:
+async def test_a_prompt_that_leaves_no_room_or_a_response_without_a_token_has_failed() -> None:
     sample = await calculate(context(Engine(), context_length=3), Sample(prompt="qqq", index=5, group_index=2))
     assert (sample.status, sample.failure_cause) == (Status.FAILED, "too_long")
-    assert re.search("sample 5 of group 2: 3 .* 3$", sample.error)
-
-
-def test_a_response_without_a_token_has_failed() -> None:
     sample = context(Engine()).start(Sample(prompt="q", index=5, group_index=2)).finish()
     assert (sample.status, sample.failure_cause) == (Status.FAILED, "not_generated")
 
 
 async def test_a_sample_stays_as_it_is_until_its_response_is_finished() -> None:
-    sample = Sample(prompt="q")
-    trajectory = context(Engine(answer("abc"))).start(sample)
+    sample = Sample(prompt="q", session_id="mine")
+    engine = Engine(answer("a?"))
+    trajectory = context(engine).start(sample)
     await trajectory.generate(SAMPLING)
     trajectory.append_text("d")
-    assert sample == Sample(prompt="q")
-    assert trajectory.finish() is sample
-    assert sample.response == "abcd"
-
-
-async def test_an_engine_that_fails_leaves_the_sample_alone() -> None:
-    sample = Sample(prompt="q")
     with pytest.raises(EngineError, match="no engine"):
-        await calculate(context(Engine(answer("a?"))), sample)
-    assert sample == Sample(prompt="q")
+        await trajectory.generate(SAMPLING)
+    assert sample == Sample(prompt="q", session_id="mine")
+    assert trajectory.finish() is sample
+    assert (sample.response, engine.sessions) == ("a?d", {"mine"})
 
 
 async def aborted(*answers: Generation, **more: Any) -> Sample:
@@ -212,14 +198,6 @@ async def test_an_aborted_turn_leaves_the_tokens_so_far_and_continues_from_them(
     assert sample.weight_versions == ["1", "2"]
 
 
-async def test_a_turn_that_is_continued_is_returned_whole() -> None:
-    sample = await aborted(answer("3+4?"), answer("7 o", "abort"))
-    trajectory = context(Engine(answer("r 8", "length"))).start(sample)
-    assert trajectory.num_turns == 1
-    turn = await trajectory.generate(SAMPLING)
-    assert (turn.text, len(turn.token_ids), turn.finish_reason, trajectory.num_turns) == ("7 or 8", 6, "length", 2)
-
-
 async def test_an_abort_between_turns_continues_with_the_next_one() -> None:
     sample = await aborted(answer("3+4?"), answer("", "abort"))
     assert (sample.response, sample.loss_mask, sample.weight_versions) == ("3+4?=7;", [1] * 4 + [0] * 3, ["1"])
@@ -236,12 +214,13 @@ async def test_tokens_before_a_resume_are_not_trained_where_the_run_says_so() ->
     assert sample.rollout_log_probs == [-0.5, -0.5, 0, 0, 0, -0.5, -0.5, -0.5, 0, 0, 0, -0.5]
 
 
-async def test_without_recorded_versions_turns_are_distinguished_by_their_log_probs() -> None:
-    sample = await aborted(answer("a?"), answer("b", "abort"))
+async def test_a_turn_that_is_continued_is_returned_whole_also_without_recorded_versions() -> None:
+    sample = await aborted(answer("3+4?"), answer("7 o", "abort"))
     sample.weight_spans = []
-    trajectory = context(Engine(answer("c"))).start(sample)
+    trajectory = context(Engine(answer("r 8", "length"))).start(sample)
     assert trajectory.num_turns == 1
-    assert (await trajectory.generate(SAMPLING)).text == "bc"
+    turn = await trajectory.generate(SAMPLING)
+    assert (turn.text, len(turn.token_ids), turn.finish_reason, trajectory.num_turns) == ("7 or 8", 6, "length", 2)
 
 
 async def test_counters_and_kept_tokens_of_all_turns_are_added_up() -> None:
@@ -258,47 +237,20 @@ def routes(number: int, length: int) -> np.ndarray:
     return np.full((length, 1, 1), number, np.int16)
 
 
-async def test_tokens_keep_the_experts_of_the_turn_that_read_them() -> None:
-    # The engine reads all tokens but the last: 2 in the first turn, 6 in the second, text in between included.
-    first, second = answer("a?", routed_experts=routes(1, 2)), answer("b", routed_experts=routes(2, 6))
-    sample = await calculate(context(Engine(first, second)), Sample(prompt="q"))
-    assert sample.rollout_routed_experts.ravel().tolist() == [1, 1, 2, 2, 2, 2]
-
-
-async def test_text_after_the_last_turn_has_no_routes() -> None:
-    first = answer("a?", routed_experts=routes(1, 2))
-    sample = await calculate(context(Engine(first), max_response_len=5), Sample(prompt="q"))
-    assert len(sample.tokens) - 1 == 5
-    assert sample.rollout_routed_experts.ravel().tolist() == [1, 1, -1, -1, -1]
-
-
-def test_given_tokens_may_be_trained() -> None:
-    trajectory = context(Engine()).start(Sample(), prompt_ids=[5, 6])
-    trajectory.append_ids([7, 8], [1, 1])
-    sample = trajectory.finish()
-    assert (sample.tokens, sample.loss_mask, sample.status) == ([5, 6, 7, 8], None, Status.COMPLETED)
-    assert (sample.rollout_log_probs, sample.weight_versions) == ([0.0, 0.0], [])
-
-
-def test_a_mask_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^2 ids .* 1 "):
-        context(Engine()).start(Sample(prompt="q")).append_ids([7, 8], [1])
-
-
-async def test_two_turns_on_an_engine_continue_each_others_ids() -> None:
-    encoder: Any = Letters()
-    with FakeEngine(vocab_size=200, version="7") as engine:
-        async with GenerateClient(engine.url, timeout_s=120) as client:
-            trajectory = GenerateContext(client, encoder, max_response_len=20).start(Sample(prompt="q"))
-            first = await trajectory.generate(SamplingParams(max_new_tokens=3))
-            trajectory.append_text("+")
-            second = await trajectory.generate(SamplingParams(max_new_tokens=4))
-            sample = trajectory.finish()
-        sampled = list(engine.sampled)
-    assert sampled == [([113], first.token_ids), ([113, *first.token_ids, 43], second.token_ids)]
-    assert list(sample.tokens) == [113, *first.token_ids, 43, *second.token_ids]
-    assert sample.loss_mask == [1, 1, 1, 0, 1, 1, 1, 1]
-    assert sample.rollout_log_probs == [LOG_PROB] * 3 + [0.0] + [LOG_PROB] * 4
+@pytest.mark.parametrize(
+    ("answers", "limit", "expected"),
+    [
+        # The engine reads all tokens but the last: 2 in the first turn, 6 in the second, text in between included.
+        ([answer("a?", routed_experts=routes(1, 2)), answer("b", routed_experts=routes(2, 6))], None, [1, 1] + [2] * 4),
+        ([answer("a?", routed_experts=routes(1, 2))], 5, [1, 1, -1, -1, -1]),
+    ],
+)
+async def test_tokens_keep_the_experts_of_the_turn_that_read_them(
+    answers: list[Generation], limit: int | None, expected: list[int]
+) -> None:
+    sample = await calculate(context(Engine(*answers), max_response_len=limit), Sample(prompt="q"))
+    assert len(sample.tokens) - 1 == len(expected)
+    assert sample.rollout_routed_experts.ravel().tolist() == expected
 
 
 def user(content: str) -> dict[str, str]:
@@ -324,14 +276,6 @@ async def test_a_message_follows_a_turn_of_the_model() -> None:
     trajectory.append_message(user("12"))
     with pytest.raises(ValueError, match="one call"):
         trajectory.append_message(user("3"))
-
-
-async def test_a_message_beyond_the_budget_truncates_the_response() -> None:
-    trajectory = context(Engine(answer("3+4?")), max_response_len=7).start(Sample(prompt="q"))
-    await trajectory.generate(SAMPLING)
-    trajectory.append_message(user("12"))
-    sample = trajectory.finish()
-    assert (sample.response, sample.status) == ("3+4?|12", Status.TRUNCATED)
 
 
 async def test_a_whole_prompt_extends_the_conversation_that_it_starts_with() -> None:
@@ -386,16 +330,13 @@ async def test_a_fork_shares_as_much_as_it_is_given(at: int, turns: int, left: s
 
 
 async def test_experts_and_kept_tokens_of_a_fork_are_those_of_its_tokens() -> None:
-    routes = np.arange(4, dtype=np.int16).reshape(4, 1, 1)
-    kept = Kept(array("i", [7, 8]), array("i", [0, 2, 2, 2]))
-    trajectory = context(Engine(answer("abc", routed_experts=routes[:3], kept=kept), answer("d"))).start(
-        Sample(prompt="q", index=0)
-    )
+    experts, kept = np.arange(3, dtype=np.int16).reshape(3, 1, 1), Kept(array("i", [7, 8]), array("i", [0, 2, 2, 2]))
+    engine = Engine(answer("abc", routed_experts=experts, kept=kept), answer("d"))
+    trajectory = context(engine).start(Sample(prompt="q", index=0))
     await trajectory.generate(SAMPLING)
     other = trajectory.fork(2)
     await other.generate(SAMPLING)
     sample = other.finish()
-    assert sample.rollout_routed_experts is not None
     assert np.asarray(sample.rollout_routed_experts)[:, 0, 0].tolist() == [0, 1, -1]
     assert sample.rollout_top_p_token_ids is None
 
@@ -420,17 +361,6 @@ async def test_each_turn_alone_is_a_sample_that_trains_this_turn() -> None:
     ]
     assert (first.spec_info, second.spec_info) == (SpecInfo(), SpecInfo(1, 2, 3, 4))
     assert first.metadata is not second.metadata
-
-
-async def test_only_the_own_turns_of_a_fork_are_samples() -> None:
-    trajectory = context(Engine(answer("ab"), answer("c"))).start(Sample(prompt="q", index=0))
-    await trajectory.generate(SAMPLING)
-    other = trajectory.fork()
-    other.append_text("=")
-    await other.generate(SAMPLING)
-    assert [(one.response, one.loss_mask) for one in other.finish_turns()] == [("ab=c", [0, 0, 0, 1])]
-    (empty,) = context(Engine()).start(Sample(prompt="q", index=0)).finish_turns()
-    assert empty.status is Status.FAILED
 
 
 async def test_the_time_of_a_tool_is_measured_and_limited() -> None:

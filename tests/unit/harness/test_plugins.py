@@ -1,4 +1,4 @@
-"""A plugin under test is activated as in a run, and again in another process."""
+"""A plugin under test is loaded as in a run, and again in another process."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slime_core import Kind, Place, RunView, harness
+from slime_core import Place, RunView, harness
 from slime_core.errors import ManifestMismatch, PluginError
+from slime_core.generation import SamplingParams
 from slime_core.harness import (
-    LIFECYCLE_HOOKS,
+    PLACES,
     ActivePlugin,
+    Kind,
     activate,
     core_sections,
     find_plugin,
     hook_parameters,
-    installed,
+    installed_plugins,
     learner_info,
     only_core_installed,
+    owner_of,
     run_info,
 )
 from slime_core.harness.engines import connect, real_engine
@@ -30,12 +34,11 @@ from slime_core.harness.learner import train_step
 from slime_testing.fake_engine import FakeEngine
 
 SOURCE = """
-from pydantic import BaseModel, ConfigDict, Field
-from slime_core import Component, hookimpl
+from slime_core import PluginOptions, hookimpl
 
-class Options(BaseModel):
-    model_config = ConfigDict(frozen=True)
-    factor: float = Field(2.0, description="What a letter counts.")
+class Options(PluginOptions):
+    factor: float = 2.0
+    \"\"\"Reward of a letter.\"\"\"
 
 class Length:
     def __init__(self, options, run):
@@ -45,12 +48,9 @@ class Length:
         return [self.factor * len(sample.response) for sample in samples]
 
 @hookimpl
-def slime_register_reward_models():
-    yield Component("length", target=f"{__name__}:Length")
-
-@hookimpl
-def slime_options():
-    return Options
+def slime_register(add):
+    add.reward_model("length", Length)
+    add.options(Options)
 
 @hookimpl
 def slime_after_weight_sync(version, options):
@@ -58,10 +58,9 @@ def slime_after_weight_sync(version, options):
 """
 AGAIN = """
 import sys
-from slime_core import Kind
-from slime_core.harness import ActivePlugin
-plugin, options = ActivePlugin.from_json(sys.stdin.read())
-print(plugin.identity.name, plugin.offers[0][1], options.factor, plugin.load(Kind.REWARD_MODEL, "length").__name__)
+from slime_core.harness import ActivePlugin, Kind
+active, options = ActivePlugin.from_json(sys.stdin.read())
+print(active.plugin.name, active.components[0].name, options.factor, active.load(Kind.REWARD_MODEL, "length").__name__)
 """
 
 
@@ -72,76 +71,76 @@ def mine(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_active_plugin_offers_what_is_its_own_and_finds_what_core_offers(mine: Path):
-    plugin = activate(str(mine))
-    assert plugin.offers == ((Kind.REWARD_MODEL, "length"),)
-    assert plugin.lifecycle == ("slime_after_weight_sync",)
-    assert plugin.component(Kind.REWARD_MODEL, "exact_match").name == "exact_match"
-    assert plugin.load(Kind.REWARD_MODEL, "length").__name__ == "Length"  # type: ignore[attr-defined]
+def test_an_active_plugin_has_its_components_and_finds_those_of_core(mine: Path) -> None:
+    active = activate(str(mine))
+    assert [(component.kind, component.name) for component in active.components] == [(Kind.REWARD_MODEL, "length")]
+    assert active.added.options_target is not None
+    assert active.lifecycle == ("slime_after_weight_sync",)
+    assert active.component(Kind.REWARD_MODEL, "exact_match").name == "exact_match"
+    target: Any = active.load(Kind.REWARD_MODEL, "length")
+    assert target.__name__ == "Length"
     with pytest.raises(PluginError, match="'width'"):
-        plugin.load(Kind.REWARD_MODEL, "width")
+        active.load(Kind.REWARD_MODEL, "width")
 
 
-def test_a_component_is_made_with_options_and_run_as_in_a_run(mine: Path):
-    plugin = activate(str(mine))
-    options = plugin.default_options()
+def test_a_component_is_built_with_options_and_run_as_in_a_run(mine: Path) -> None:
+    active = activate(str(mine))
+    options = active.default_options()
     assert options is not None
-    default = plugin.build(Kind.REWARD_MODEL, "length")
-    given = plugin.build(
-        Kind.REWARD_MODEL, "length", options=options.model_copy(update={"factor": 0.5}), run=RunView(seed=7)
-    )
-    assert (default.factor, default.seed, given.factor, given.seed) == (2.0, 1234, 0.5, 7)  # type: ignore[attr-defined]
+    default: Any = active.build(Kind.REWARD_MODEL, "length")
+    half = options.model_copy(update={"factor": 0.5})
+    built: Any = active.build(Kind.REWARD_MODEL, "length", options=half, run=RunView(seed=7))
+    assert (default.factor, default.seed, built.factor, built.seed) == (2.0, 1234, 0.5, 7)
 
 
-def test_core_is_a_plugin_like_any_other():
+def test_core_is_a_plugin_like_any_other() -> None:
     core = activate("core")
-    assert (Kind.POLICY_LOSS, "clipped") in core.offers
+    assert (Kind.POLICY_LOSS, "clipped") in [(component.kind, component.name) for component in core.components]
     assert core.default_options() is None
 
 
-def test_hooks_get_the_plugin_s_options_and_their_failures_are_kept(mine: Path):
-    plugin = activate(str(mine))
-    hooks = plugin.hooks(Place.DRIVER, plugin.default_options())
+def test_hooks_get_the_plugin_s_options_and_their_failures_are_recorded(mine: Path) -> None:
+    hooks = activate(str(mine)).hooks(Place.DRIVER)
     hooks.call("slime_after_weight_sync", version=3)
     (warning,) = hooks.failures.take().warnings
     assert "RuntimeError: version 3, factor 2.0" in warning
 
 
-def test_another_process_activates_the_same_code_with_the_same_options(mine: Path):
-    plugin = activate(str(mine))
-    options = plugin.default_options()
+def test_another_process_loads_the_same_code_with_the_same_options(mine: Path) -> None:
+    active = activate(str(mine))
+    options = active.default_options()
     assert options is not None
-    text = plugin.to_json(options.model_copy(update={"factor": 0.5}))
+    text = active.to_json(options.model_copy(update={"factor": 0.5}))
     done = subprocess.run([sys.executable, "-c", AGAIN], input=text, text=True, capture_output=True, check=False)
     assert done.stdout == "mine length 0.5 Length\n", done.stderr
 
 
-def test_another_process_with_other_code_refuses():
-    text = activate("grpo").to_json(None)
-    given = json.loads(text)
-    manifest = json.loads(given["manifest"])
+def test_another_process_with_other_code_refuses() -> None:
+    values = json.loads(activate("grpo").to_json(None))
+    manifest = json.loads(values["manifest"])
     manifest["plugins"][-1]["digest"] = "0" * 64
     with pytest.raises(ManifestMismatch, match="slime-grpo"):
-        ActivePlugin.from_json(json.dumps({**given, "manifest": json.dumps(manifest)}))
+        ActivePlugin.from_json(json.dumps({**values, "manifest": json.dumps(manifest)}))
 
 
-def test_a_block_without_installed_plugins_finds_core_files_and_modules_only(mine: Path):
+def test_installed_plugins_are_found_unless_they_are_hidden(mine: Path) -> None:
+    assert owner_of(Kind.ADVANTAGE_ESTIMATOR, "grpo").name == find_plugin("grpo").name == "grpo"
     with only_core_installed():
-        assert {plugin.name for plugin in installed()} == {"core"}
-        with pytest.raises(PluginError, match="--plugin grpo: "):
+        assert {plugin.name for plugin in installed_plugins()} == {"core"}
+        with pytest.raises(PluginError, match="grpo"):
             find_plugin("grpo")
-        assert activate(str(mine)).identity.name == "mine"
-    assert "grpo" in {plugin.name for plugin in installed()}
+        assert activate(str(mine)).plugin.name == "mine"
+    assert "grpo" in {plugin.name for plugin in installed_plugins()}
 
 
-def test_the_parameters_of_a_hook_are_those_of_its_specification():
+def test_the_parameters_of_a_hook_are_those_of_its_specification() -> None:
     assert hook_parameters("slime_after_weight_sync") == ("version", "options")
-    assert all(hook_parameters(hook)[-1] == "options" for hook in LIFECYCLE_HOOKS)
+    assert all(hook_parameters(hook)[-1] == "options" for hook in PLACES)
     with pytest.raises(PluginError, match="'slime_after_lunch'"):
         hook_parameters("slime_after_lunch")
 
 
-def test_arguments_of_hooks_have_every_setting_at_its_default(tmp_path: Path):
+def test_arguments_of_hooks_have_every_setting_at_its_default(tmp_path: Path) -> None:
     run, rank = run_info(tmp_path, step=1, num_rollout=5), learner_info(1, 2)
     assert (run.folder, run.step, run.num_rollout) == (tmp_path, 1, 5)
     assert (rank.rank, rank.world_size, rank.model, rank.optimizer) == (1, 2, (), None)
@@ -149,24 +148,23 @@ def test_arguments_of_hooks_have_every_setting_at_its_default(tmp_path: Path):
     assert {"algorithm", "rollout"} <= set(core_sections())
 
 
-def test_the_client_of_a_run_asks_the_fake_engine():
-    async def answer_of(url: str) -> list[int]:
-        from slime_core.generation import SamplingParams
+async def _answer_of(url: str) -> list[int]:
+    async with connect(url, vocab_size=16) as client:
+        (answer,) = await client.generate([3, 8], sampling=SamplingParams(max_new_tokens=2))
+        return list(answer.token_ids)
 
-        async with connect(url, vocab_size=16) as client:
-            (answer,) = await client.generate([3, 8], sampling=SamplingParams(max_new_tokens=2))
-            return list(answer.token_ids)
 
+def test_the_client_of_a_run_requests_from_the_fake_engine() -> None:
     with FakeEngine(vocab_size=16) as engine:
-        assert asyncio.run(answer_of(engine.url)) == [(3 + 8) % 14 + 2, (3 + 8 + 13) % 14 + 2]
+        assert asyncio.run(_answer_of(engine.url)) == [(3 + 8) % 14 + 2, (3 + 8 + 13) % 14 + 2]
 
 
-def test_every_name_of_the_room_is_described_and_typed():
-    named = {name: getattr(harness, name) for name in harness.__all__}
-    functions = {name: found for name, found in named.items() if inspect.isfunction(found)}
-    functions |= {f"ActivePlugin.{name}": one for name, one in inspect.getmembers(ActivePlugin, inspect.isfunction)}
+def test_every_public_name_is_described_and_typed() -> None:
+    functions = {name: getattr(harness, name) for name in harness.__all__}
+    functions |= {f"ActivePlugin.{name}": each for name, each in inspect.getmembers(ActivePlugin, inspect.isfunction)}
     functions |= {"connect": connect, "real_engine": real_engine, "train_step": train_step}
-    public = {name: one for name, one in functions.items() if name.rpartition(".")[2][0] != "_"}
+    public = {name: each for name, each in functions.items() if name.rpartition(".")[2][0] != "_"}
+    public = {name: each for name, each in public.items() if inspect.isfunction(each)}
     assert len(public) > 15
     for name, function in public.items():
         assert inspect.getdoc(function), name

@@ -11,13 +11,12 @@ pytest.importorskip("megatron.core")
 
 import torch
 
-from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig
+from slime_core.contracts import LossParts
 from slime_core.errors import RunError
 from slime_core.learner import trained_model
 from slime_core.learner.objective import MetricSums, Objective, reduce_metrics
-from slime_core.plugins.contracts import LossParts
 from tests.micro_batches import micro
 
 
@@ -35,7 +34,7 @@ def test_a_loss_that_changes_the_logits_in_place_does_not_change_what_is_measure
         trained_model, "_schedule", lambda model, micros, loss, **_: parts.append(loss(micros[0], logits))
     )
     monkeypatch.setattr(trained_model, "_reduce", lambda *_, **__: {trained_model.GRADIENT: 1.0})
-    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(), parts=LossParts(of_logits=halved))
+    objective = Objective(Clipped(), AlgorithmConfig(), parts=LossParts(of_logits=halved))
     trained_model.forward_backward_policy([torch.nn.Linear(1, 1)], [micro()], objective)
     loss, _, found = parts[0]
     assert loss.item() == 20.0
@@ -52,9 +51,7 @@ def test_a_loss_factor_multiplies_what_is_minimised_and_no_average(monkeypatch):
         trained_model, "_schedule", lambda model, micros, loss, **_: parts.append(loss(micros[0], None))
     )
     monkeypatch.setattr(trained_model, "_reduce", lambda *_, **__: {trained_model.GRADIENT: 1.0})
-    trained_model.forward_backward_policy(
-        [torch.nn.Linear(1, 1)], [batch], Objective(Clipped(None, RunView()), AlgorithmConfig())
-    )
+    trained_model.forward_backward_policy([torch.nn.Linear(1, 1)], [batch], Objective(Clipped(), AlgorithmConfig()))
     value, _, found = parts[0]
     value.backward()
     # -A w for each token: 2 x 0.25 twice, and -1 x 0.5.
@@ -102,9 +99,3 @@ def test_the_output_layer_computes_each_row_that_predicts_once(rows, shares_toke
     assert len(found) == computed
     assert torch.allclose(found[seen.rows_U], layer(hidden)[batch.rows_U])
     assert len(layer(hidden)) == 6
-
-
-def test_a_stage_without_an_output_layer_is_left_alone():
-    batch = micro()
-    with trained_model._predicting_rows(SimpleNamespace(), batch) as seen:
-        assert seen is batch

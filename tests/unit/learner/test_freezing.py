@@ -39,41 +39,29 @@ NAMES = [
 ]
 
 
-def trained(stage: Stage) -> list[str]:
-    return [name for name, parameter in unsharded_names([stage]) if parameter.requires_grad]
-
-
-def test_names_are_those_of_the_whole_model():
-    assert [name for name, _ in unsharded_names([Stage()])] == NAMES
-
-
-def test_matching_weights_are_frozen_and_the_rest_trains():
+@pytest.mark.parametrize(
+    ("expressions", "expected"),
+    [
+        ({"frozen": ["embedding", r"layers\.2\."]}, NAMES[2:4]),
+        ({"only": [r"layers\.3\.mlp", "attention"]}, [NAMES[0], NAMES[2], NAMES[3]]),
+        ({}, NAMES),
+    ],
+)
+def test_weights_whose_names_match_are_frozen_or_the_only_ones_that_train(expressions, expected):
     stage = Stage()
-    freeze([stage], frozen=["embedding", r"layers\.2\."])
-    assert trained(stage) == NAMES[2:4]
+    freeze([stage], **expressions)
+    assert [name for name, parameter in unsharded_names([stage]) if parameter.requires_grad] == expected
 
 
-def test_only_what_an_expression_finds_trains():
-    stage = Stage()
-    freeze([stage], only=[r"layers\.3\.mlp", "attention"])
-    assert trained(stage) == [NAMES[0], NAMES[2], NAMES[3]]
+WRONG, NEAR = "decoder.layers.2.atention.weight", "decoder.layers.2.attention.weight"
 
 
-def test_without_expressions_everything_trains():
-    stage = Stage()
-    freeze([stage])
-    assert trained(stage) == NAMES
-
-
-def test_an_expression_that_finds_nothing_is_refused_with_what_is_near():
-    wrong, near = "decoder.layers.2.atention.weight", "decoder.layers.2.attention.weight"
-    with pytest.raises(ConfigError, match=f"freeze_params_name_list: '{wrong}' .* 5 .* {near},"):
-        freeze([Stage()], frozen=["mlp", wrong])
-
-
-def test_freezing_everything_is_refused():
-    with pytest.raises(ConfigError, match=r"freeze_params_name_list = \['.'\] .* 5 "):
-        freeze([Stage()], frozen=["."])
+@pytest.mark.parametrize(
+    ("frozen", "names"), [(["mlp", WRONG], f"'{WRONG}' .* 5 .* {NEAR},"), (["."], r"\['.'\] .* 5 ")]
+)
+def test_an_expression_that_finds_nothing_or_everything_is_refused(frozen, names):
+    with pytest.raises(ConfigError, match=f"freeze_params_name_list.*{names}"):
+        freeze([Stage()], frozen=frozen)
 
 
 # --- Where gradients start --------------------------------------------------------------------------------------------

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig
+from slime_core.contracts import AdvantageSettings, LossParts
 from slime_core.learner.columns import TokenEstimation
 from slime_core.learner.frozen_models import RequiredColumns
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
-from slime_core.plugins.contracts import AdvantageSettings, LossParts
 
 OLD = frozenset({"old_log_probs"})
 KL = {"use_kl_loss": True}
@@ -24,7 +23,7 @@ def columns(*, loss_reads: frozenset[str] = OLD, reads: set[str] | None = None, 
     names = settings.pop("corrections", ())
     algorithm = AlgorithmConfig(**settings)
     corrections = Corrections([NamedCorrection(lambda terms: terms, name) for name in names])
-    objective = Objective(Clipped(None, RunView()), algorithm, corrections=corrections, parts=LossParts(**named))
+    objective = Objective(Clipped(), algorithm, corrections=corrections, parts=LossParts(**named))
     estimation = None
     if reads is not None:
         unused: Any = None
@@ -81,8 +80,3 @@ def test_an_actor_that_has_left_the_engines_needs_the_old_one(num_steps):
     assert columns(use_opd=True).roles(num_steps, old_actor_differs=True) == ["teacher", "old_actor"]
     assert columns(reads={"log_probs"}).roles(num_steps, old_actor_differs=True) == ["old_actor"]
     assert columns(loss_reads=frozenset()).roles(num_steps, old_actor_differs=True) == []
-
-
-def test_an_estimator_that_reads_values_needs_a_critic():
-    assert columns(reads={"values"}).values
-    assert not columns(reads={"log_probs"}).values

@@ -10,18 +10,18 @@ import pytest
 from slime_core.checkpoint.folder import RunState
 from slime_core.config.sampling import EvalConfig, RolloutConfig
 from slime_core.config.schema import DebugConfig, RunConfig, WatchConfig
-from slime_core.learner.actor import LearnerHandle, NoLearner, RankResult, SaveSettings
-from slime_core.learner.rank_load import RankLoad
+from slime_core.contracts import Place
+from slime_core.learner.actor import LearnerHandle, NoLearner, SaveSettings
 from slime_core.loop import train
 from slime_core.plugins.activation import activate
-from slime_core.plugins.contracts import Place
-from slime_core.plugins.lifecycle import Failures, LifecycleHooks
+from slime_core.plugins.lifecycle import Hooks
 from slime_core.rollout.actor import SampledShards
 from slime_core.rollout.sampler import SamplerState
 from slime_core.runtime.actors import ActorGroup
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.runtime.launch import _loop_config
 from slime_core.runtime.waiting import RunWait, Termination
+from slime_core.track.failures import Failures
 from slime_core.track.record import RunRecord, read_rows
 from slime_core.track.track import Track
 
@@ -58,7 +58,7 @@ def test_without_a_learner_the_loop_samples_evaluates_and_knows_whose_weights_it
         eval=EvalConfig(eval_interval=2, eval_prompt_data=(("sums", Path("sums.jsonl")),)),
         debug=DebugConfig(debug_rollout_only=True),
     )
-    hooks = LifecycleHooks(activate(()).registry, place=Place.DRIVER, options={})
+    hooks = Hooks(activate(()).registry, place=Place.DRIVER, options={})
     with Track(RunRecord(tmp_path / "run"), tensorboard=False) as track:
         end = train(
             NoLearner(),
@@ -92,34 +92,3 @@ def test_without_engines_no_rank_is_called_to_publish() -> None:
         has_engines=False,
     )
     learner.publish(0)
-
-
-class Ranks(list[Any]):
-    """Ranks that have trained; each rollout has another difference to the engines."""
-
-    def __init__(self, means: list[float]) -> None:
-        super().__init__([self])
-        self.means = means
-
-    def start(self, *call: object, **options: object) -> RankResult:
-        return RankResult(
-            {"parity/tokens": 9.0, "parity/mean": self.means.pop(0)}, Failures(), RankLoad(1.0, 1.0, 0, 0, 0.0, 0.0)
-        )
-
-
-def test_learner_and_engines_that_drift_apart_are_reported_by_the_run() -> None:
-    warnings: list[str] = []
-    ranks: Any = Ranks([0.01, 0.02, 0.04, 0.08])
-    learner = LearnerHandle(
-        ranks,
-        wait=lambda calls, what: calls,
-        saving=SaveSettings(Path("checkpoints"), Path("model")),
-        data_ranks=[0],
-        checks_equal=False,
-        warn=warnings.append,
-        failures=Failures(),
-    )
-    for _ in range(4):
-        learner.train([None])
-    assert len(warnings) == 1
-    assert "parity/mean" in warnings[0]

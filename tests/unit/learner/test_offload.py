@@ -78,16 +78,6 @@ def test_tensors_share_chunks_of_bounded_size_and_a_large_one_takes_several(allo
             tensor += 1
 
 
-def test_tensors_of_any_size_are_restored_from_shared_chunks(allocations: list[int]) -> None:
-    tensors = [torch.arange(count, dtype=torch.uint8) for count in (1, 63, 64, 65, 7, 130, 2)]
-    before = [tensor.clone() for tensor in tensors]
-    offloader = Offloader(tensors)
-    offloader.offload(but=tensors[2:4])
-    offloader.offload()
-    offloader.restore()
-    assert all(torch.equal(tensor, old) for tensor, old in zip(tensors, before, strict=True))
-
-
 def test_host_memory_is_page_locked_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     options: list[dict[str, Any]] = []
     empty = torch.empty

@@ -62,31 +62,6 @@ def test_a_prompt_stands_once_before_its_responses():
     assert (micro.lengths, micro.max_seqlen, micro.num_samples) == ([4, 3], 4, 2)
 
 
-def test_samples_without_a_common_token_stand_as_they_are():
-    (micro,) = shared((2, 0))
-    assert micro.continues is None
-    assert micro.tokens_1T.tolist() == [[4, 14, 9, 5, 14, 7, 1]]
-    assert micro.lengths == [3, 4]
-
-
-def test_samples_of_one_prompt_meet_over_others_between_them():
-    (micro,) = shared((1, 2, 4))
-    assert micro.tokens_1T.tolist() == [[4, 14, 9, 5, 14, 6, 6, 6, 8]]
-    assert micro.cu_seqlens.tolist() == [0, 3, 5, 8, 9]
-    assert micro.continues.tolist() == [-1, -1, 1, 1]
-    assert micro.rows_U.tolist() == [4, 0, 1, 4, 5, 6]
-    assert micro.targets_U.tolist() == [8, 14, 9, 6, 6, 6]
-    assert micro.lengths == [3, 3, 5]
-
-
-def test_an_empty_response_predicts_nothing():
-    (micro,) = shared((3, 0))
-    assert micro.tokens_1T.tolist() == [[5, 14, 7, 1]]
-    assert micro.rows_U.tolist() == [1, 2]
-    assert micro.samples_U.tolist() == [1, 1]
-    assert micro.lengths == [2, 4]
-
-
 def test_conversations_stand_as_a_tree_and_a_shared_response_token_has_a_column_in_each_sample():
     (micro,) = shared((0, 1, 2, 3, 4, 5), samples=TURNS)
     assert micro.tokens_1T.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9, 9]]
@@ -97,13 +72,6 @@ def test_conversations_stand_as_a_tree_and_a_shared_response_token_has_a_column_
     assert micro.targets_U.tolist() == [3, 4, 5, 6, 3, 4, 7, 8, 9, 2, 9, 3, 4, 3, 4, 7]
     assert micro.rows_U.tolist() == [1, 2, 3, 4, 1, 2, 3, 6, 7, 0, 1, 1, 2, 1, 2, 3]
     assert (micro.lengths, micro.max_seqlen, micro.num_samples) == ([6, 5, 7, 3, 4, 5], 7, 6)
-
-
-def test_part_of_a_tree_has_the_nodes_of_its_samples():
-    (micro,) = shared((3, 2, 0), samples=TURNS)
-    assert micro.tokens_1T.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9, 9]]
-    assert micro.cu_seqlens.tolist() == [0, 2, 4, 6, 9, 10]
-    assert micro.continues.tolist() == [-1, 0, 1, 1, 0]
 
 
 def test_the_order_of_samples_changes_the_order_of_columns_and_nothing_else():
@@ -129,12 +97,6 @@ def test_columns_of_response_tokens_are_those_of_repeated_prompts(samples, plan,
         assert getattr(once, name).tolist() == getattr(repeated, name).tolist(), name
     assert (once.lengths, once.max_seqlen) == (repeated.lengths, repeated.max_seqlen)
     assert repeated.cu_seqlens.diff().tolist() == repeated.lengths
-
-
-def test_a_group_over_two_micro_batches_has_its_prompt_in_both():
-    first, second = shared((0, 1), (3, 4))
-    assert first.tokens_1T.tolist() == [[5, 14, 7, 1, 8]]
-    assert second.tokens_1T.tolist() == [[5, 14, 6, 6, 6]]
 
 
 def test_padding_for_sequence_parallelism_continues_nothing():

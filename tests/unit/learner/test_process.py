@@ -25,23 +25,29 @@ def test_the_settings_of_a_run_become_a_layout():
     )
     expected = ParallelLayout(tensor=2, sequence=True, pipeline=3, virtual_pipeline=4, context=5, expert=6)
     assert ParallelLayout.of(settings) == expected
+    assert expected.expert_tensor == 2
+    experts = ParallelConfig(tensor_model_parallel_size=4, expert_model_parallel_size=8, expert_tensor_parallel_size=1)
+    assert ParallelLayout.of(experts).expert_tensor == 1
+    assert ParallelLayout.of(experts).data_size(8) == 2
 
 
-def test_experts_are_cut_as_other_matrices_unless_given():
-    assert ParallelLayout(tensor=4, sequence=True).expert_tensor == 4
-    given = ParallelConfig(tensor_model_parallel_size=4, expert_model_parallel_size=8, expert_tensor_parallel_size=1)
-    assert ParallelLayout.of(given).expert_tensor == 1
-    assert ParallelLayout.of(given).data_size(8) == 2
-    with pytest.raises(ConfigError, match=r"expert tensor size 1 .* 2 .* 1"):
-        ParallelLayout(tensor=2, expert_tensor=1)
-    with pytest.raises(ConfigError, match=r"expert size 8 x .* 4 .* 8 ranks"):
-        ParallelLayout(tensor=4, expert=8).data_size(8)
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: ParallelLayout(tensor=2, expert_tensor=1), r"expert tensor size 1 .* 2 .* 1"),
+        (lambda: ParallelLayout(tensor=4, expert=8).data_size(8), r"expert size 8 x .* 4 .* 8 ranks"),
+        (lambda: ParallelLayout(pipeline=4).stages(2), r" 2 .* 3 chunks"),
+        (lambda: ParallelLayout(tensor=2, pipeline=2).data_size(6), "multiple of 4"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused(make, names):
+    with pytest.raises(ConfigError, match=names):
+        make()
 
 
 @pytest.mark.parametrize(
     ("layout", "multiple"),
     [
-        (ParallelLayout(), 1),
         (ParallelLayout(tensor=2), 1),
         (ParallelLayout(tensor=2, sequence=True), 2),
         (ParallelLayout(context=2), 4),
@@ -56,38 +62,14 @@ def test_ranks_of_one_replica_have_one_data_rank():
     layout = ParallelLayout(tensor=2, context=2, pipeline=2)
     ranks = [layout.data_rank(rank, world_size=16) for rank in range(16)]
     assert ranks == [0, 0, 0, 0, 1, 1, 1, 1] * 2
+    assert layout.coordinates(15, world_size=16) == {"tensor": 1, "context": 1, "data": 1, "pipeline": 1}
+    assert layout.coordinates(6, world_size=16) == {"tensor": 0, "context": 1, "data": 1, "pipeline": 0}
 
 
-def test_layers_left_over_go_to_the_first_stages():
-    layers = [chunk.count("decoder") for chunk in ParallelLayout(pipeline=3).stages(8)]
-    assert layers == [3, 3, 2]
-
-
-def test_the_last_chunk_may_hold_the_logits_only():
+def test_layers_left_over_go_to_the_first_stages_and_the_last_may_hold_the_logits_only():
+    assert [chunk.count("decoder") for chunk in ParallelLayout(pipeline=3).stages(8)] == [3, 3, 2]
     chunks = ParallelLayout(pipeline=2, virtual_pipeline=2).stages(3)
     assert chunks == [["embedding", "decoder"], ["decoder"], ["decoder"], ["loss"]]
-
-
-def test_more_chunks_than_layers_are_refused():
-    with pytest.raises(ConfigError, match=r" 2 .* 3 chunks"):
-        ParallelLayout(pipeline=4).stages(2)
-
-
-def test_ranks_that_do_not_make_whole_models_are_refused():
-    with pytest.raises(ConfigError, match="must be a multiple of 4"):
-        ParallelLayout(tensor=2, pipeline=2).data_size(6)
-
-
-def test_coordinates_count_tensor_first_and_pipeline_last() -> None:
-    layout = ParallelLayout(tensor=2, pipeline=2)
-    assert layout.coordinates(5, world_size=8) == {"tensor": 1, "context": 0, "data": 0, "pipeline": 1}
-    assert layout.coordinates(2, world_size=8) == {"tensor": 0, "context": 0, "data": 1, "pipeline": 0}
-    assert ParallelLayout(context=2).coordinates(3, world_size=4) == {
-        "tensor": 0,
-        "context": 1,
-        "data": 1,
-        "pipeline": 0,
-    }
 
 
 FAULTS = """

@@ -37,24 +37,17 @@ def replay(monkeypatch: pytest.MonkeyPatch, **settings: bool) -> tuple[RoutingRe
     return RoutingReplay([], LearnerConfig(**settings)), router
 
 
-@pytest.mark.parametrize("role", ["actor", "old_actor"])
-def test_the_actor_s_and_the_old_actor_s_passes_replay_routes(monkeypatch: pytest.MonkeyPatch, role: str) -> None:
-    routing, router = replay(monkeypatch, use_routing_replay=True)
+@pytest.mark.parametrize(
+    ("replays", "role", "passes"),
+    [(True, "actor", 1), (True, "old_actor", 1), (True, "reference", 0), (False, "actor", 0)],
+)
+def test_passes_of_the_actor_replay_routes_if_the_run_does(
+    monkeypatch: pytest.MonkeyPatch, replays: bool, role: str, passes: int
+) -> None:
+    routing, router = replay(monkeypatch, use_routing_replay=replays)
     with routing.record_or_replay(["a", "b"], role):
-        assert router.seen == [(3, ["a", "b"])]
-    assert router.seen == [(3, ["a", "b"]), "end"]
-
-
-def test_the_reference_chooses_freely(monkeypatch: pytest.MonkeyPatch) -> None:
-    routing, router = replay(monkeypatch, use_routing_replay=True)
-    with routing.record_or_replay(["a"], "reference"):
-        assert router.seen == []
-
-
-def test_without_replay_no_router_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    routing, router = replay(monkeypatch)
-    with routing.record_or_replay(["a"], "actor"):
-        assert router.seen == []
+        assert router.seen == [(3, ["a", "b"])] * passes
+    assert router.seen == [(3, ["a", "b"]), "end"][: 2 * passes]
 
 
 def test_only_routes_of_the_engine_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,48 +100,6 @@ def test_both_give_the_same_numbers_and_gradients(shape, shared):
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(mine, theirs, strict=True))
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_loop_over_sequences_builds_the_same_index(shared):
-    for seed in range(20):
-        ends, continues, tokens = sequences(seed)
-        row = Sequences.of(ends, num_tokens=tokens, continues=continues if shared else None)
-        found = row.spans
-        borders = [*ends.tolist(), tokens]
-        rows, queries, keys = [], [0], [0]
-        for number, (start, end) in enumerate(pairwise(borders)):
-            before = int(continues[number]) if shared and number < len(continues) else -1
-            if end > start:
-                seen = list(range(start, end))
-                while before >= 0:
-                    seen, before = [*range(*borders[before : before + 2]), *seen], int(continues[before])
-                rows += seen
-                queries.append(queries[-1] + end - start)
-                keys.append(keys[-1] + len(seen))
-        assert (found.cu_queries.tolist(), found.cu_keys.tolist()) == (queries, keys)
-        assert found.longest == (int(np.diff(queries).max()), int(np.diff(keys).max()))
-        assert row.rows_K.tolist() == rows
-
-
-@pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_flex_attention_gives_the_same_numbers(shared):
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    ends, continues, tokens = sequences(7)
-    row: dict[str, Any] = {"num_tokens": tokens, "continues": continues if shared else None}
-    q, k, v = (part.detach() for part in inputs(tokens, (4, 2), (16, 16)))  # flex has no backward on a CPU
-    lengths = torch.tensor([*ends.tolist(), tokens]).diff()
-    own = torch.arange(len(lengths)).repeat_interleave(lengths)
-    sees = torch.eye(len(lengths), dtype=torch.bool)
-    for number, before in enumerate(continues.tolist() if shared else ()):
-        sees[number] |= sees[before] & (before >= 0)
-    mask = create_block_mask(lambda b, h, i, j: (i >= j) & sees[own[i], own[j]], None, None, tokens, tokens, "cpu")
-    expected = flex_attention(*(part.transpose(0, 1)[None] for part in (q, k, v)), block_mask=mask, enable_gqa=True)
-    found = attend_spans(q, k, v, Sequences.of(ends, **row).spans, scale=None)
-    assert torch.allclose(found, expected[0].transpose(0, 1).flatten(1), atol=1e-6)
-
-
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_that_share_a_row_give_what_one_rank_gives(size):

@@ -22,7 +22,7 @@ def own_layers(config: object, *, vp_stage: int | None = None) -> None:
 def choose(
     requested: str | None, config: Any = DENSE, *, layers: Any = None, provider: Any = None, **settings: Any
 ) -> Any:
-    found = MBridgeSpec(None, RunView(settings={**settings, **({"transformer_impl": requested} if requested else {})}))
+    found = MBridgeSpec(RunView(settings={**settings, **({"transformer_impl": requested} if requested else {})}))
     found.layers, found.provider = layers, provider
     return found._choose_layers(config)
 

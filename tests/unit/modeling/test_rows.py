@@ -4,24 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.modeling.rows import Packing, Positions, Sequences, attend_padded
-
-
-def test_lengths_up_to_the_same_power_of_two_share_a_batch():
-    ends = torch.tensor([0, 4, 5, 8])
-    packing = Sequences.of(ends, num_tokens=8).packing
-    assert packing.shapes == ((1, 1, 1), (2, 4, 4))
-    assert packing.gather_queries.rows_S.tolist() == [4, 0, 1, 2, 3, 5, 6, 7, 7]
-    assert packing.gather_tokens.rows_S.tolist() == [1, 2, 3, 4, 0, 5, 6, 7]
-    assert Positions.of(ends, num_tokens=8).positions_T.tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
-
-
-def test_empty_sequences_take_no_slot_and_the_tail_is_a_sequence_of_its_own():
-    ends = torch.tensor([0, 2, 2])
-    found = Sequences.of(ends, num_tokens=4)
-    assert found.packing.shapes == ((2, 2, 2),)
-    assert Positions.of(ends, num_tokens=4).positions_T.tolist() == [0, 1, 0, 1]
-    assert found.spans.cu_queries.tolist() == [0, 2, 4]
+from slime_core.modeling.rows import Packing, Positions, Sequences, attend_padded, zigzag
 
 
 @pytest.mark.parametrize(
@@ -56,15 +39,6 @@ def continued(lengths: list[int], continues: list[int]) -> Packing:
     return Sequences.of(ends, num_tokens=int(ends[-1]), continues=torch.tensor(continues, dtype=torch.int32)).packing
 
 
-def test_a_short_continuation_brings_the_keys_before_it():
-    packing = continued([2, 1, 2], [-1, 0, 0])
-    ends, before = torch.tensor([0, 2, 3, 5]), torch.tensor([-1, 0, 0])
-    assert Positions.of(ends, num_tokens=5, continues=before).positions_T.tolist() == [0, 1, 2, 2, 3]
-    assert packing.shapes == ((1, 2, 2), (1, 1, 3), (1, 2, 4))
-    assert packing.gather_queries.rows_S is None
-    assert packing.gather_keys.rows_S.tolist() == [0, 1, 0, 1, 2, 0, 1, 3, 4]
-
-
 def test_a_third_sequence_brings_the_keys_of_both_before_it():
     """2 tokens; after them 1 and 3 others; after the 1, another 2."""
     ends, before = torch.tensor([0, 2, 3, 5, 8]), torch.tensor([-1, 0, 1, 0])
@@ -84,20 +58,6 @@ def test_a_sequence_continues_an_earlier_one(continues, wrong):
     for one in (Positions, Sequences):
         with pytest.raises(ValueError, match=f"sequence {wrong} continues sequence 1"):
             one.of(torch.tensor([0, 3, 5]), num_tokens=5, continues=torch.tensor(continues))
-
-
-def test_a_long_continuation_has_as_many_queries_as_keys():
-    packing = continued([1, 3], [-1, 0])
-    assert packing.shapes == ((1, 1, 1), (1, 4, 4))
-    assert packing.gather_queries.rows_S.tolist() == [0, 1, 1, 2, 3]
-    assert packing.gather_tokens.rows_S.tolist() == [0, 2, 3, 4]
-
-
-def test_gradients_of_keys_add_up_over_all_slots_but_padding():
-    packing = continued([2, 1, 2], [-1, 0, 0])
-    values = torch.zeros(5, 1, 1, requires_grad=True)
-    torch.cat([part.flatten() for part in packing.pad_keys(values)]).mul(2.0 ** torch.arange(9)).sum().backward()
-    assert values.grad.flatten().tolist() == [1 + 4 + 32, 2 + 8 + 64, 16, 128, 256]
 
 
 @pytest.mark.parametrize("depth", [1, 5])
@@ -134,3 +94,68 @@ def test_continuations_are_attended_as_if_all_stood_alone(seed, depth):
     )
     for mine, theirs in gradients:
         assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+# --- Rows that ranks share --------------------------------------------------------------------------------------------
+
+
+def test_a_rank_takes_an_early_and_a_late_chunk():
+    assert zigzag(8, rank=0, size=2).tolist() == [0, 1, 6, 7]
+    assert zigzag(8, rank=1, size=2).tolist() == [2, 3, 4, 5]
+    assert zigzag(5, rank=0, size=1).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_row_that_does_not_divide_is_refused():
+    with pytest.raises(ValueError, match=r"6 tokens .* 4"):
+        zigzag(6, rank=0, size=2)
+
+
+def share(ends: list[int], *, num_tokens: int, rank: int, size: int = 2) -> Sequences:
+    return Sequences.of_rank(torch.tensor(ends, dtype=torch.int32), num_tokens=num_tokens, rank=rank, size=size)
+
+
+def test_two_sequences_over_two_ranks_by_hand():
+    second = share([0, 3, 8], num_tokens=4, rank=1)
+    assert (second.queries.tolist(), second.keys.tolist()) == ([1, 1, 2], [3, 1, 3])
+    assert second.rows_K.tolist() == [0, 1, 4, 5, 5, 6, 7]
+    first = share([0, 3, 8], num_tokens=4, rank=0)
+    assert (first.queries.tolist(), first.keys.tolist()) == ([2, 2], [2, 5])
+    assert first.rows_K.tolist() == [0, 1, 5, 6, 7, 2, 3]
+
+
+def test_sequences_that_end_where_chunks_end_need_no_exchange():
+    assert share([0, 2, 4, 8], num_tokens=4, rank=0).exchanges
+    aligned = share([0, 2, 4, 6, 8], num_tokens=4, rank=1)
+    assert not aligned.exchanges
+    assert (aligned.num_keys, aligned.rows_K.tolist()) == (4, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_token_sees_the_tokens_of_its_sequence_up_to_itself(size):
+    random = np.random.default_rng(size)
+    for _ in range(12):
+        ends = np.concatenate([[0], random.integers(1, 12, 6).cumsum()])
+        row = int(ends[-1] + -ends[-1] % (2 * size))
+        gathered = np.concatenate([zigzag(row, rank=rank, size=size) for rank in range(size)])
+        for rank in range(size):
+            check_share(ends.tolist(), row, gathered, rank, size)
+
+
+def check_share(ends: list[int], row: int, gathered: np.ndarray, rank: int, size: int) -> None:
+    held = zigzag(row, rank=rank, size=size)
+    found = share(ends, num_tokens=len(held), rank=rank, size=size)
+    start_of = {token: max(end for end in [*ends, 0] if end <= token) for token in range(row)}
+    assert seen_tokens(found, gathered if found.exchanges else held) == {
+        token: list(range(start_of[token], token + 1)) for token in held.tolist()
+    }
+
+
+def seen_tokens(sequences: Sequences, tokens_of_keys: np.ndarray) -> dict[int, list[int]]:
+    """Token -> the tokens that it sees, one query after the other."""
+    keys, found = tokens_of_keys[sequences.rows_K].tolist(), {}
+    for num_queries, num_keys in zip(sequences.queries.tolist(), sequences.keys.tolist(), strict=True):
+        own, keys = keys[:num_keys], keys[num_keys:]
+        for place in range(num_queries):
+            seen = own[: num_keys - num_queries + place + 1]
+            found[seen[-1]] = seen
+    return found

@@ -56,7 +56,4 @@ def test_equal_rewards_are_at_distance_exactly_zero_also_where_rollouts_fan_out(
 
 def test_one_rollout_number_in_two_groups_stands_for_two_rollouts():
     assert statistics([1, 0, 1, 0], [1, 1, 2, 2], [0, 1, 0, 1]).deviations_B.tolist() == [math.sqrt(0.5)] * 4
-
-
-def test_no_samples_have_no_statistics():
     assert statistics([], []).centred_B.shape == (0,)

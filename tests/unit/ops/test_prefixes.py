@@ -23,11 +23,8 @@ def test_samples_stand_in_the_order_of_their_tokens_with_what_they_have_in_commo
     assert found.tokens == 1 + 3 + 1 + 1 + 0 + 1
 
 
-def test_ids_of_more_than_a_byte_are_compared_as_numbers():
+def test_ids_of_any_type_are_compared_as_numbers():
     assert tree([256, 1], [255, 1], [255, 2]).samples.tolist() == [1, 2, 0]
-
-
-def test_the_type_of_the_ids_does_not_matter():
     found = Prefixes.of([np.array([5, 14], np.int32), np.array([5, 14], np.int64)], least=1)
     assert found.common.tolist() == [0, 2]
 
@@ -80,12 +77,6 @@ def test_the_nodes_of_a_conversation_that_branches_twice():
     assert nodes.last.tolist() == [1, 2, 3, 4, 5]
 
 
-def test_equal_samples_end_in_one_node():
-    nodes = tree([1, 2], [1, 2], [1, 2, 3]).nodes()
-    assert nodes.lengths.tolist() == [2, 1]
-    assert nodes.last.tolist() == [0, 0, 1]
-
-
 def test_a_sample_is_the_nodes_on_its_path_whatever_the_tree():
     random = np.random.default_rng(0)
     for least in (1, 3):
@@ -115,10 +106,28 @@ def test_sharing_saves_every_prompt_but_one_of_a_group():
     assert groups((0, 10, 2), (1, 10, 3)).saved == 0
 
 
-def test_a_prompt_counts_once_in_the_budget():
-    shared = groups(*[(0, 10, 2)] * 5)
-    assert shared.plan(range(5), num_ranks=1, max_tokens=20) == [[[0, 1, 2, 3, 4]]]
-    assert shared.plan(range(5), num_ranks=1, max_tokens=16) == [[[0, 1, 2], [3, 4]]]
+ONE_PROMPT = [(0, 10, 2)] * 5
+FOUR_GROUPS = [(group, 10, 2) for group in range(4) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "num_ranks", "max_tokens", "plan"),
+    [
+        (ONE_PROMPT, 1, 20, [[[0, 1, 2, 3, 4]]]),
+        (ONE_PROMPT, 1, 16, [[[0, 1, 2], [3, 4]]]),
+        ([(0, 10, 30), (0, 10, 2), (0, 10, 3), (1, 30, 1), (1, 30, 1)], 1, 20, [[[0], [3], [4], [1, 2]]]),
+        (FOUR_GROUPS, 2, 100, [[[0, 1, 2, 6, 7, 8]], [[3, 4, 5, 9, 10, 11]]]),
+        ([(0, 4, 20)] * 4, 2, 100, [[[0, 1]], [[2, 3]]]),
+        ([(0, 4, 20)] * 4, 4, 100, [[[0]], [[1]], [[2]], [[3]]]),
+        ([(0, 100, 1)] * 3 + [(1, 90, 1)], 2, 200, [[[0, 1, 2]], [[3]]]),
+    ],
+    ids=[
+        *("a prompt counts once", "two rows", "a sample that cannot fit runs alone", "groups stay whole if even"),
+        *("a group is split if a rank would wait", "or have nothing", "a group is whole if its prompt is most of it"),
+    ],
+)
+def test_a_plan_by_hand(samples, num_ranks, max_tokens, plan):
+    assert groups(*samples).plan(range(len(samples)), num_ranks=num_ranks, max_tokens=max_tokens) == plan
 
 
 def test_samples_that_share_most_stay_together():
@@ -128,27 +137,6 @@ def test_samples_that_share_most_stay_together():
     assert shared.plan(range(4), num_ranks=1, max_tokens=38) == [[[0, 1, 2, 3]]]
     assert shared.plan(range(4), num_ranks=1, max_tokens=37) == [[[0, 2], [1, 3]]]
     assert shared.plan(range(4), num_ranks=2, max_tokens=38) == [[[0, 2]], [[1, 3]]]
-
-
-def test_a_sample_that_cannot_fit_runs_alone():
-    shared = groups((0, 10, 30), (0, 10, 2), (0, 10, 3), (1, 30, 1), (1, 30, 1))
-    assert shared.plan(range(5), num_ranks=1, max_tokens=20) == [[[0], [3], [4], [1, 2]]]
-
-
-def test_groups_stay_whole_where_they_spread_evenly():
-    shared = groups(*[(group, 10, 2) for group in range(4) for _ in range(3)])
-    assert shared.plan(range(12), num_ranks=2, max_tokens=100) == [[[0, 1, 2, 6, 7, 8]], [[3, 4, 5, 9, 10, 11]]]
-
-
-def test_a_group_is_split_where_a_rank_would_wait_or_have_nothing():
-    shared = groups(*[(0, 4, 20)] * 4)
-    assert shared.plan(range(4), num_ranks=2, max_tokens=100) == [[[0, 1]], [[2, 3]]]
-    assert shared.plan(range(4), num_ranks=4, max_tokens=100) == [[[0]], [[1]], [[2]], [[3]]]
-
-
-def test_a_group_stays_whole_where_its_prompt_is_most_of_it():
-    shared = groups(*[(0, 100, 1)] * 3, (1, 90, 1))
-    assert shared.plan(range(4), num_ranks=2, max_tokens=200) == [[[0, 1, 2]], [[3]]]
 
 
 def test_a_micro_batch_has_a_token():

@@ -74,28 +74,6 @@ def test_a_frozen_factor_and_a_result_without_slope_change_nothing_else(part, tr
     assert torch.equal(torch.autograd.grad(projected_log_probs(*alone, **how)[part].sum(), alone[trained])[0], expected)
 
 
-def test_bfloat16_is_nearer_to_float32_than_rounded_logits_are():
-    generator = torch.Generator().manual_seed(1)
-    hidden, weight = (torch.randn(n, 64, generator=generator).bfloat16().requires_grad_() for n in (40, 300))
-    rows, targets = torch.arange(40), torch.randint(0, 300, (40,), generator=generator)
-    exact = [factor.detach().double().requires_grad_() for factor in (hidden, weight)]
-    results = []
-    for factors_of, log_probs_U in (
-        (exact, log_probs_and_entropy(exact[0] @ exact[1].t(), rows_U=rows, targets_U=targets)[0]),
-        ((hidden, weight), projected_log_probs(hidden, weight, rows_U=rows, targets_U=targets, chunk_size=8)[0]),
-        ((hidden, weight), log_probs_and_entropy(hidden @ weight.t(), rows_U=rows, targets_U=targets)[0]),
-    ):
-        gradients = torch.autograd.grad(log_probs_U.sum(), factors_of)
-        results.append([log_probs_U.detach().double(), *(gradient.double() for gradient in gradients)])
-    expected, ours, rounded = results
-    errors, before = (
-        [float((a - b).norm() / b.norm()) for a, b in zip(of, expected, strict=True)] for of in (ours, rounded)
-    )
-    assert errors[0] < 1e-6 < 1e-3 < before[0]
-    assert errors[1] < before[1]
-    assert errors[2] < before[2]
-
-
 def test_without_a_token_the_gradients_are_zero():
     # A context-parallel rank may have none, and its gradients are summed with those of others.
     hidden, weight = factors(torch.bfloat16)
@@ -136,25 +114,3 @@ def test_a_second_derivative_is_refused():
     found_U, _ = projected_log_probs(hidden, weight, rows_U=ROWS, targets_U=TARGETS)
     with pytest.raises(RunError, match="create_graph"):
         torch.autograd.grad(found_U.sum(), (hidden, weight), create_graph=True)
-
-
-def test_learner_and_engine_agree_if_both_or_neither_have_float32_logits():
-    """Of confident tokens, whose hidden states differ by the rounding of their last norm."""
-    random = torch.Generator().manual_seed(0)
-    weight = torch.randn(4000, 256, generator=random).div(4).bfloat16()
-    tokens = torch.randint(0, 4000, (100,), generator=random)
-    hidden = torch.randn(100, 256, generator=random) / 8 + weight[tokens].float() * 1.5
-    place = {"rows_U": torch.arange(100), "targets_U": tokens}
-
-    def log_probs(*, exact: bool) -> torch.Tensor:
-        seen = (hidden * (1 + 2**-8 * torch.randn(hidden.shape, generator=random))).bfloat16()
-        if exact:
-            return projected_log_probs(seen, weight, **place)[0]
-        return log_probs_and_entropy(seen @ weight.t(), **place)[0]
-
-    def difference(learner: bool, engine: bool) -> float:
-        return float((log_probs(exact=learner) - log_probs(exact=engine)).abs().mean())
-
-    mixed = min(difference(True, False), difference(False, True))
-    assert difference(True, True) < mixed
-    assert difference(False, False) < mixed

@@ -1,190 +1,203 @@
+"""Hooks are called through pluggy; failures and results carry the name of their plugin."""
+
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
-import re
 import sys
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from slime_core import Place, RunInfo, Sample
-from slime_core.errors import NonFiniteError, PluginError, RunError
-from slime_core.plugins import hooks as specs
-from slime_core.plugins.activation import activate
-from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unclaimed_states
-
-HEAD = "from slime_core import hookimpl\nfrom pydantic import BaseModel, ConfigDict, Field\nseen = []\n"
-
-
-def hook(name: str, *parameters: str, body: str) -> str:
-    return f"@hookimpl\ndef slime_{name}({', '.join(parameters)}):\n    {body}\n"
+from slime_core.errors import ConfigError, NonFiniteError, PluginError, RunError
+from slime_core.plugins.hooks import HOOKS
+from slime_core.plugins.lifecycle import Hooks, PerPlugin
+from slime_core.runtime.launch import lifetime, unclaimed_states
+from slime_core.track.failures import Failures
+from tests.plugin_files import Site, activated
 
 
-@pytest.fixture
-def plugin(tmp_path):
-    """Writes a single-file plugin; returns its path."""
-
-    def write(name: str, *parts: str) -> str:
-        path = tmp_path / f"{name}.py"
-        path.write_text(HEAD + "".join(parts))
-        return str(path)
-
-    yield write
-    for module in [name for name in sys.modules if name.startswith("slime_local_")]:
-        del sys.modules[module]  # named after its bytes: the same text in another test would be the same module
+def hook(name: str, *parameters: str, body: str = "pass", mark: str = "@hookimpl", word: str = "def") -> str:
+    return f"{mark}\n{word} slime_{name}({', '.join(parameters)}):\n    {body}\n"
 
 
-def made(*names: str, place: Place = Place.DRIVER, options=None, where=None) -> LifecycleHooks:
-    return LifecycleHooks(activate(names).registry, place=place, options=options or {}, where=where)
+def hooks_of(
+    site: Site, plugins: Mapping[str, str] | str, *, place: Place = Place.SAMPLER, where: str | None = None
+) -> Hooks:
+    """The hooks of single-file plugins by name, registered in this order, or of one that is called ``toy``."""
+    codes = {"toy": plugins} if isinstance(plugins, str) else plugins
+    registry = activated(*(site.file(name, code) for name, code in codes.items()))
+    return Hooks(registry, place=place, where=where)
 
 
-def refusal(call, *arguments, **named) -> str:
+def refusal(call: Callable[..., object], *arguments: object, **named: object) -> str:
     with pytest.raises(PluginError) as failure:
         call(*arguments, **named)
     return str(failure.value)
 
 
-def test_plugins_are_called_in_the_order_in_which_the_run_names_them(plugin):
-    body = "groups.append({!r})"
-    names = [plugin(name, hook("before_rollout", "groups", body=body.format(name))) for name in ("b", "c", "a")]
+# --- Calls as in pluggy -----------------------------------------------------------------------------------------------
+
+ORDERS = {
+    "registered last is called first": (["@hookimpl", "@hookimpl", "@hookimpl"], ["c", "b", "a"]),
+    "tryfirst": (["@hookimpl(tryfirst=True)", "@hookimpl", "@hookimpl"], ["a", "c", "b"]),
+    "trylast": (["@hookimpl", "@hookimpl", "@hookimpl(trylast=True)"], ["b", "a", "c"]),
+}
+
+
+@pytest.mark.parametrize(("marks", "order"), ORDERS.values(), ids=ORDERS)
+def test_the_order_of_calls_is_that_of_pluggy(site: Site, marks: list[str], order: list[str]) -> None:
+    codes = {
+        name: hook("before_rollout", "groups", body=f"groups.append({name!r})", mark=mark)
+        for name, mark in zip("abc", marks, strict=True)
+    }
+    hooks = hooks_of(site, codes)
     groups: list[str] = []
-    made(*names, place=Place.SAMPLER).call("slime_before_rollout", rollout=0, groups=groups)
-    assert groups == ["b", "c", "a"]
+    assert hooks.call("slime_before_rollout", rollout=0, groups=groups) == []
+    assert groups == order
+    assert hooks.implementers("slime_before_rollout") == ", ".join(order)
+    assert [name for name, _ in hooks.implementations("slime_before_rollout")] == order
 
 
-def test_first_and_last_of_pluggy_change_nothing_between_strangers(plugin):
-    eager = HEAD + "@hookimpl(tryfirst=True)\ndef slime_before_rollout(groups):\n    groups.append('late')\n"
-    names = [plugin("early", hook("before_rollout", "groups", body="groups.append('early')")), plugin("late")]
-    Path(names[1]).write_text(eager)
-    groups: list[str] = []
-    made(*names, place=Place.SAMPLER).call("slime_before_rollout", rollout=0, groups=groups)
-    assert groups == ["early", "late"]
+def test_a_wrapper_surrounds_the_others_and_sees_their_results(site: Site) -> None:
+    body = "metrics['before'] = len(metrics); results = yield; metrics['after'] = len(metrics); return [*results, True]"
+    wrapper = hook("log_rollout", "metrics", body=body, mark="@hookimpl(wrapper=True)")
+    inner = hook("log_rollout", "metrics", body="metrics['inner'] = len(metrics)")
+    metrics: dict[str, float] = {}
+    hooks = hooks_of(site, {"outer": wrapper, "inner": inner})
+    assert hooks.call("slime_log_rollout", rollout=0, samples=[], metrics=metrics, seconds=1.0) == [True]
+    assert metrics == {"before": 0, "inner": 1, "after": 2}
 
 
-def test_an_implementation_gets_what_it_names_and_the_options_of_its_own_plugin(plugin):
-    names = [
-        plugin("one", hook("run_start", "options", "run", body="run.settings['calls'].append((options, run.step))")),
-        plugin("two", hook("run_start", "run", "options", body="run.settings['calls'].append(options)")),
-        plugin("three", hook("run_start", body="pass")),
-    ]
-    calls: list[object] = []
-    run = RunInfo(Path("run"), {"calls": calls}, step=3)
-    made(*names, options={"one": "its own"}).call("slime_run_start", run=run)
-    assert calls == [("its own", 3), None]
+def test_the_failure_of_a_wrapper_is_its_own_and_it_sees_those_of_others(site: Site) -> None:
+    catches = "\n    ".join(["try:", "    yield", "except Exception as failure:", "    seen.append(str(failure))"])
+    codes = {
+        "catches": hook("before_rollout", body=catches, mark="@hookimpl(wrapper=True)"),
+        "fails": hook("before_rollout", body="raise KeyError('x')"),
+    }
+    hooks = hooks_of(site, codes)
+    assert hooks.call("slime_before_rollout", rollout=0, groups=[]) is None
+    late = hooks_of(site, {"late": hook("before_rollout", body="yield; 1 / 0", mark="@hookimpl(wrapper=True)")})
+    text = refusal(late.call, "slime_before_rollout", rollout=0, groups=[])
+    assert text.startswith("plugin 'late'")
+    assert "ZeroDivisionError" in text
 
 
-def test_methods_of_an_object_are_hooks_like_functions_of_a_module(install):
-    code = (
-        "class Plugin:\n    def __init__(self):\n        self.seen = []\n"
-        "    @hookimpl\n    def slime_after_weight_sync(self, version):\n        self.seen.append(version)\n"
-        "    @staticmethod\n    @hookimpl\n    def slime_run_start(run):\n        plugin.seen.append(run)\n"
-        "plugin = Plugin()\n"
+def test_the_first_result_of_before_shards_counts(site: Site) -> None:
+    bodies = {"a": "seen.append(1); return 'a'", "b": "return 'b'", "c": "return None"}
+    hooks = hooks_of(site, {name: hook("before_shards", body=body) for name, body in bodies.items()})
+    assert hooks.call("slime_before_shards", rollout=0, samples=[]) == "b"
+    assert seen(hooks, "a") == []
+    assert hooks_of(site, {"c": hook("before_shards")}).call("slime_before_shards", rollout=0, samples=[]) is None
+
+
+def test_results_that_are_none_are_left_out(site: Site) -> None:
+    bodies = {"one": "return 1", "two": "return None", "three": "return 3"}
+    hooks = hooks_of(site, {name: hook("log_rollout", "samples", body=body) for name, body in bodies.items()})
+    assert hooks.call("slime_log_rollout", rollout=0, samples=[], metrics={}, seconds=0.0) == [3, 1]
+
+
+def test_an_implementation_gets_what_it_names_and_the_options_of_its_plugin(site: Site) -> None:
+    declared = "class O(PluginOptions):\n    x: int = Field(1, description='x')\n" + hook(
+        "register", "add", body="add.options(O)"
     )
-    install("acme", plugins={"acme": "acme:plugin"}, files={"acme.py": HEAD + code})
-    hooks = made("acme")
+    codes = {
+        "one": declared
+        + hook("run_start", "options", "run", body="run.settings['calls'].append((options.x, run.step))"),
+        "two": declared + hook("run_start", "run", "options", body="run.settings['calls'].append(options.x)"),
+        "three": hook("run_start", "run", "options", body="run.settings['calls'].append(options)"),
+        "four": hook("run_start"),
+    }
+    registry = activated(*(site.file(name, code) for name, code in codes.items()))
+    calls: list[Any] = []
+    options = registry.options["one"](x=7)
+    Hooks(registry, options={"one": options}).call("slime_run_start", run=RunInfo(Path("r"), {"calls": calls}, step=3))
+    assert calls == [None, 1, (7, 3)]
+
+
+def test_methods_of_an_object_and_other_names_are_hooks(site: Site) -> None:
+    code = """
+        class Tree:
+            def __init__(self):
+                self.seen = []
+            @hookimpl
+            def slime_after_weight_sync(self, version):
+                self.seen.append(version)
+            @hookimpl(specname="slime_run_start")
+            def begin(self, run):
+                self.seen.append(run)
+        tree = Tree()
+    """
+    site.install("acme", code, points={"acme": "acme_p.plugin:tree"})
+    hooks = Hooks(activated("acme"))
     hooks.call("slime_run_start", run="run")
     hooks.call("slime_after_weight_sync", version=7)
-    import acme  # type: ignore[import-not-found]
-
-    assert acme.plugin.seen == ["run", 7]
+    assert sys.modules["acme_p.plugin"].tree.seen == ["run", 7]
 
 
-def test_a_participant_that_fails_ends_the_call_and_says_who_what_and_where(plugin):
-    path = plugin("toy", hook("before_train_step", "step", body="raise ValueError('no')"))
-    after = plugin("after", hook("before_train_step", "step", body="step.append('called')"))
-    hooks = made(path, after, place=Place.RANK, where="learner rank 1")
+def test_a_hook_without_implementations_calls_nothing() -> None:
+    hooks = Hooks(activated())
+    assert hooks.call("slime_after_weight_sync", version=1) == []
+    assert hooks.states() == {}
+    assert hooks.implementers("slime_after_weight_sync") == ""
+
+
+# --- Failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_ends_the_call_and_names_plugin_hook_process_and_place(site: Site) -> None:
+    codes = {
+        "last": hook("before_train_step", "step", body="step.append('called')"),
+        "toy": hook("before_train_step", "step", body="raise ValueError('no')"),
+    }
     step: list[str] = []
+    hooks = hooks_of(site, codes, place=Place.RANK, where="learner rank 1")
     text = refusal(hooks.call, "slime_before_train_step", step=step)
-    assert re.search(rf"'toy' .*slime_before_train_step .*learner rank 1 .*ValueError: no \({path}:6, ", text)
+    for name in ("plugin 'toy' (", "slime_before_train_step", "learner rank 1", "ValueError: no", "toy.py:7"):
+        assert name in text
     assert step == []
 
 
-def test_a_participants_hook_that_is_marked_as_an_observer_never_ends_the_run(plugin):
-    marked = hook("after_rollout", "samples", body="raise OSError('disk full')").replace(
-        "@hookimpl\n", "from slime_core import observer\n@hookimpl\n@observer\n"
-    )
-    hooks = made(plugin("stores", marked), place=Place.SAMPLER)
-    for _ in range(5):
-        hooks.call("slime_after_rollout", rollout=0, samples=[])
-    failures = hooks.failures.take()
-    assert failures.counts == {"stores": 3}
-    assert re.search("'stores' .*slime_after_rollout .*OSError: disk full", failures.warnings[0])
-
-
-@pytest.mark.parametrize("name", ["before_training", "checkpoint_state", "after_weight_sync"])
-def test_a_hook_that_takes_part_by_its_answer_cannot_be_marked_as_an_observer(plugin, name):
-    text = "from slime_core import observer\n@observer\n" + hook(name, body="pass")
-    with pytest.raises(PluginError, match=rf"'stores' .*slime_{name} .*\n.* slime_run_start, "):
-        made(plugin("stores", text), place=Place.SAMPLER)
-
-
-def test_answers_come_in_the_order_of_plugins_without_those_that_say_nothing(plugin):
-    bodies = {"one": "return 1", "two": "return None", "three": "return 3"}
-    names = [plugin(name, hook("log_rollout", "samples", body=body)) for name, body in bodies.items()]
-    assert made(*names, place=Place.SAMPLER).results("slime_log_rollout", samples=[]) == [1, 3]
-
-
-async def test_an_async_hook_stops_at_the_first_answer(plugin):
-    bodies = {"one": "seen.append(step)", "two": "return {'eval/two': 2.0}", "three": "raise ValueError"}
-    head = "@hookimpl\nasync def slime_evaluate(step):\n    "
-    names = [plugin(name, f"{head}{body}\n") for name, body in bodies.items()]
-    hooks = made(*names, place=Place.SAMPLER)
-    assert await hooks.first("slime_evaluate", step=7, prompts=None) == {"eval/two": 2.0}
-
-
-async def test_a_sample_passes_through_every_plugin_that_sees_it_before_its_reward(plugin):
-    code = "from slime_core import Sample\n@hookimpl\nasync def slime_after_generate(sample, context):\n    "
-    one = plugin("one", code + "sample.response += context\n")
-    two = plugin("two", code + "return Sample(index=sample.index, response=sample.response + '!')\n")
-    given = Sample(index=3, response="a")
-    made_of = await made(one, two, place=Place.SAMPLER).after_generate(given, "b")  # type: ignore[arg-type]
-    assert (given.response, made_of.response, made_of.index) == ("ab", "ab!", 3)
+def test_an_error_of_slime_passes_unchanged(site: Site) -> None:
+    body = "from slime_core.errors import RunError; raise RunError('too few rows')"
+    hooks = hooks_of(site, hook("before_shards", body=body))
+    with pytest.raises(RunError, match=r"^too few rows$"):
+        hooks.call("slime_before_shards", rollout=0, samples=[])
 
 
 @pytest.mark.parametrize(
-    ("body", "names"),
-    [("return 3", "'toy' .*TypeError: .* 3"), ("raise KeyError('x')", "'toy' .*slime_after_generate .*KeyError: 'x'")],
+    ("name", "mark"),
+    [("before_rollout", "@hookimpl\n@observer"), ("after_weight_sync", "@hookimpl"), ("run_end", "@hookimpl")],
 )
-async def test_an_error_in_an_async_hook_names_the_plugin(plugin, body, names):
-    path = plugin("toy", f"@hookimpl\nasync def slime_after_generate(sample):\n    {body}\n")
-    with pytest.raises(PluginError, match=names):
-        await made(path, place=Place.SAMPLER).after_generate(Sample(), None)  # type: ignore[arg-type]
+def test_an_observer_fails_three_times_and_is_not_called_again(site: Site, name: str, mark: str) -> None:
+    codes = {
+        "other": hook(name, body="seen.append(0)"),
+        "toy": hook(name, body="seen.append(0); raise KeyError(len(seen))", mark=mark)
+        + hook("after_train_step", body="seen.append('step')"),
+    }
+    hooks = hooks_of(site, codes)
+    by_hook: dict[str, dict[str, Any]] = {
+        "before_rollout": {"rollout": 0, "groups": []},
+        "after_weight_sync": {"version": 0},
+        "run_end": {"run": None, "error": None},
+    }
+    for _ in range(5):
+        hooks.call(f"slime_{name}", **by_hook[name])
+    assert (len(seen(hooks, "toy")), len(seen(hooks, "other"))) == (3, 5)
+    failures = hooks.failures.take()
+    assert failures.counts == {"toy": 3}
+    for number, warning in enumerate(failures.warnings, 1):
+        assert [text in warning for text in ("'toy'", f"slime_{name}", f"KeyError: {number}", "toy.py:")] == [True] * 4
+    hooks.call("slime_after_train_step", step=None)
+    assert seen(hooks, "toy")[-1] == "step"  # off for one hook only
 
 
-def test_an_error_of_slimes_own_passes_a_hook_that_answers_as_it_is(plugin):
-    body = "from slime_core.errors import RunError; raise RunError('too few rows')"
-    hooks = made(plugin("toy", hook("before_shards", body=body)), place=Place.SAMPLER)
-    with pytest.raises(RunError, match=r"^too few rows$"):
-        hooks.results("slime_before_shards", rollout=0, samples=[])
-
-
-def test_an_observer_that_fails_is_recorded_and_off_after_the_third_time(plugin):
-    path = plugin("toy", hook("after_weight_sync", "version", body="seen.append(version); raise KeyError(len(seen))"))
-    other = plugin("other", hook("after_weight_sync", "version", body="seen.append(version)"))
-    registry = activate([path, other]).registry
-    hooks = LifecycleHooks(registry, place=Place.DRIVER, options={})
-    for version in range(5):
-        hooks.call("slime_after_weight_sync", version=version)
-    assert seen(registry, "toy") == [0, 1, 2]
-    assert seen(registry, "other") == [0, 1, 2, 3, 4]
-    assert hooks.failures.counts == {"toy": 3}
-    for number, warning in enumerate(hooks.failures.warnings, 1):
-        assert re.search(rf"'toy' .*slime_after_weight_sync .*KeyError: {number} \({path}:6, ", warning)
-
-
-def test_an_observer_is_off_for_one_hook_only(plugin):
-    path = plugin("toy", hook("after_weight_sync", body="raise ValueError"), hook("run_end", body="seen.append('end')"))
-    registry = activate([path]).registry
-    hooks = LifecycleHooks(registry, place=Place.DRIVER, options={})
-    for _ in range(4):
-        hooks.call("slime_after_weight_sync", version=0)
-    hooks.call("slime_run_end", run=None, error=None)
-    assert seen(registry, "toy") == ["end"]
-
-
-def test_failures_are_reported_once_and_survive_the_way_to_the_driver():
+def test_failures_are_reported_once_and_cross_processes() -> None:
     failures = Failures()
     failures.add("toy", "first")
     failures.merge(pickle.loads(pickle.dumps(Failures(Counter(toy=2, other=1), ["second"]))))
@@ -194,100 +207,171 @@ def test_failures_are_reported_once_and_survive_the_way_to_the_driver():
     assert failures.report(warnings.append) == {}
 
 
-def test_a_run_that_fails_calls_the_end_hook_and_keeps_its_own_error(plugin):
-    path = plugin("toy", hook("run_end", "error", body="raise RuntimeError(f'saw {error}')"))
+@pytest.mark.parametrize("error", [NonFiniteError("loss is NaN"), KeyboardInterrupt()])
+def test_a_run_that_ends_with_an_error_calls_the_end_hook_and_keeps_the_error(site: Site, error: BaseException) -> None:
+    body = "run.settings['calls'].append(error); raise RuntimeError('in the hook')"
+    hooks = hooks_of(site, hook("run_end", "error", "run", body=body), place=Place.DRIVER)
+    calls: list[Any] = []
     warnings: list[str] = []
-    with (
-        pytest.raises(NonFiniteError, match="loss is NaN"),
-        lifetime(made(path), RunInfo(Path("run"), {}), warn=warnings.append),
-    ):
-        raise NonFiniteError("loss is NaN")
-    assert re.search("'toy' .*slime_run_end .*RuntimeError: saw loss", warnings[0])
+    with pytest.raises(type(error)), lifetime(hooks, RunInfo(Path("run"), {"calls": calls}), warn=warnings.append):
+        raise error
+    assert calls == [error]
+    assert len(warnings) == 1
+    assert "RuntimeError: in the hook" in warnings[0]
 
 
-def test_a_run_that_was_interrupted_calls_the_end_hook(plugin):
-    path = plugin("toy", hook("run_end", "error", "run", body="run.settings['calls'].append(repr(error))"))
-    calls: list[str] = []
-    with pytest.raises(KeyboardInterrupt), lifetime(made(path), RunInfo(Path("r"), {"calls": calls}), warn=print):
-        raise KeyboardInterrupt
-    assert calls == ["KeyboardInterrupt()"]
-
-
-def test_a_start_hook_that_fails_is_followed_by_the_end_hooks(plugin):
-    bad = plugin("bad", hook("run_start", body="raise ValueError('no')"))
-    path = plugin("toy", hook("run_end", "error", "run", body="run.settings['calls'].append(str(error))"))
-    calls: list[str] = []
+def test_the_end_hook_follows_a_start_hook_that_fails(site: Site) -> None:
+    codes = {
+        "toy": hook("run_end", "error", "run", body="run.settings['calls'].append(error)"),
+        "bad": hook("run_start", body="raise ValueError('no')"),
+    }
+    hooks = hooks_of(site, codes, place=Place.DRIVER)
+    calls: list[Any] = []
     with (
         pytest.raises(PluginError, match=r"'bad' .*slime_run_start .*ValueError: no"),
-        lifetime(made(bad, path), RunInfo(Path("r"), {"calls": calls}), warn=print),
+        lifetime(hooks, RunInfo(Path("r"), {"calls": calls}), warn=print),
     ):
         raise AssertionError("the block of a run that did not start")
-    assert len(calls) == 1
+    assert [type(error) for error in calls] == [PluginError]
 
 
-STATE = hook("checkpoint_state", "place", body="return {'at': place, 'seen': list(seen)} if place != 'rank' else None")
-RESTORE = hook("checkpoint_restore", "state", "place", body="seen.append([place, state])")
+# --- Async hooks ------------------------------------------------------------------------------------------------------
 
 
-def test_a_state_comes_back_at_its_place_and_only_where_there_was_one(plugin):
-    path = plugin("toy", STATE, RESTORE)
-    registry = activate([path, plugin("idle", RESTORE)]).registry
-    states = {place: LifecycleHooks(registry, place=place, options={}).states() for place in Place}
-    written = json.loads(json.dumps(states))
-    assert written == {
-        "driver": {"toy": {"at": "driver", "seen": []}},
-        "sampler": {"toy": {"at": "sampler", "seen": []}},
-        "rank": {},
+async def test_an_async_hook_stops_at_the_first_result(site: Site) -> None:
+    bodies = {"one": "raise ValueError", "two": "return {'eval/two': float(step)}", "three": "seen.append(step)"}
+    codes = {name: hook("evaluate", "step", body=body, word="async def") for name, body in bodies.items()}
+    hooks = hooks_of(site, codes)
+    assert await hooks.first("slime_evaluate", step=7, prompts=None) == {"eval/two": 7.0}
+    assert seen(hooks, "three") == [7]
+    assert await hooks_of(site, {"three": codes["three"]}).first("slime_evaluate", step=7, prompts=None) is None
+
+
+async def test_a_sample_passes_through_every_plugin_before_its_reward(site: Site) -> None:
+    codes = {
+        "two": hook("after_generate", "sample", body="return Sample(index=3, response=sample.response + '!')"),
+        "one": hook("after_generate", "sample", "context", body="sample.response += context"),
     }
-    for place in Place:
-        LifecycleHooks(registry, place=place, options={}).restore(written[place])
-    assert seen(registry, "toy") == [[place, {"at": place, "seen": []}] for place in ("driver", "sampler")]
+    hooks = hooks_of(site, {name: code.replace("def ", "async def ") for name, code in codes.items()})
+    sample = Sample(index=3, response="a")
+    result = await hooks.after_generate(sample, cast("Any", "b"))
+    assert (sample.response, result.response) == ("ab", "ab!")
+
+
+@pytest.mark.parametrize("body", ["return 3", "raise KeyError('x')"])
+async def test_an_async_failure_names_the_plugin(site: Site, body: str) -> None:
+    hooks = hooks_of(site, hook("after_generate", body=body, word="async def"))
+    with pytest.raises(PluginError, match=r"'toy' .*slime_after_generate .*(TypeError|KeyError)"):
+        await hooks.after_generate(Sample(), cast("Any", None))
+
+
+# --- Results that carry their plugin ----------------------------------------------------------------------------------
+
+
+def checked(hooks: Hooks) -> Any:
+    return hooks.call("slime_check", plan=None, trains=True, code=PerPlugin())
 
 
 @pytest.mark.parametrize(
-    ("value", "wrong"),
+    ("body", "messages"),
     [
-        ("[1]", "[1]"),
-        ("{'a': {'b': [0, (1, 2)]}}", "{'a': {'b': [0, (1, 2)]}}"),
-        ("{'a': {3: 1}}", "{'a': {3: 1}}"),
-        ("{3: 1}", "{3: 1}"),
-        ("{'a': float('nan')}", "{'a': nan}"),
-        ("{'a': len}", "{'a': <built-in function len>}"),
+        ("yield 'a'; yield 'b'", ["a (plugin toy)", "b (plugin toy)"]),
+        ("return ['a']", ["a (plugin toy)"]),
+        ("return 'a'", ["a (plugin toy)"]),
+        ("return []", []),
     ],
 )
-def test_a_state_that_json_does_not_carry_is_refused(plugin, value, wrong):
-    path = plugin("toy", hook("checkpoint_state", body=f"return {value}"), RESTORE)
-    text = refusal(made(path).states)
-    assert re.search(rf"'toy' .*slime_checkpoint_state .*: {re.escape(wrong)}\. ", text)
+def test_mistakes_in_settings_name_the_plugin_that_found_them(site: Site, body: str, messages: list[str]) -> None:
+    assert checked(hooks_of(site, hook("check", body=body))) == [messages]
+    rows = hooks_of(site, hook("check_row", "metadata", body=body.replace("'a'", "metadata['key']")))
+    texts = [message.removesuffix(" (plugin toy)") for message in messages]
+    assert rows.call("slime_check_row", metadata={"key": "a"}, plan=None) == [texts]
 
 
-def test_a_plugin_that_saves_and_cannot_restore_is_refused_at_start(plugin):
-    path = plugin("toy", STATE)
-    assert re.search("'toy' .*slime_checkpoint_state .*slime_checkpoint_restore", refusal(activate, [path]))
+def test_settings_come_with_the_plugin_that_derives_them(site: Site) -> None:
+    bodies = {"b": "yield DerivedSetting('lr', 0.5)", "a": "return [DerivedSetting('gamma', 0.5)]", "c": "return None"}
+    hooks = hooks_of(site, {name: hook("settings", body=body) for name, body in bodies.items()})
+    results = hooks.call("slime_settings", settings={})
+    assert [(plugin, setting.name) for entries in results for plugin, setting in entries] == [
+        ("a", "gamma"),
+        ("b", "lr"),
+    ]
 
 
-def test_state_of_a_plugin_that_is_not_active_is_reported():
-    states = {"driver": {"gone": {"n": 1}}, "rank": {}}
-    (text,) = unclaimed_states(states, activate([]).registry)
-    assert re.search("'gone' .* driver.*--plugin gone", text)
+def test_prepared_options_come_with_their_plugin(site: Site) -> None:
+    hooks = hooks_of(site, {"a": hook("prepare", body="return 3"), "b": hook("prepare", body="return None")})
+    assert hooks.call("slime_prepare", plan=None, code=PerPlugin()) == [{"a": 3}]
 
 
-def test_two_functions_of_one_plugin_for_one_hook_are_refused(plugin):
-    second = "@hookimpl(specname='slime_run_start')\ndef another(run):\n    pass\n"
-    path = plugin("toy", hook("run_start", body="pass"), second)
-    assert re.search("'toy' .*another .*slime_run_start", refusal(activate, [path]))
+@pytest.mark.parametrize("name", ["check", "settings", "check_row"])
+@pytest.mark.parametrize("body", ["yield 3", "return 3", "yield 'a'; 1 / 0"])
+def test_a_wrong_result_is_attributed(site: Site, name: str, body: str) -> None:
+    good = "DerivedSetting('lr', 1)" if name == "settings" else "'a'"
+    hooks = hooks_of(site, hook(name, body=body.replace("'a'", good)))
+    by_hook: dict[str, dict[str, Any]] = {
+        "check": {"plan": None, "trains": True, "code": PerPlugin()},
+        "settings": {"settings": {}},
+        "check_row": {"metadata": {}, "plan": None},
+    }
+    text = refusal(hooks.call, f"slime_{name}", **by_hook[name])
+    assert "'toy'" in text
+    assert f"slime_{name}" in text
+    assert "ZeroDivisionError" in text if "1 / 0" in body else "TypeError" in text
 
 
-def test_a_hook_without_implementations_calls_nothing():
-    hooks = made()
-    for name, lifecycle in specs.LIFECYCLE_HOOKS.items():
-        if Place.DRIVER in lifecycle.places and name not in (specs.STATE, specs.RESTORE):
-            hooks.call(name)
-    assert hooks.states() == {}
+def test_an_option_that_cannot_be_used_is_an_error_of_the_settings(site: Site) -> None:
+    body = "from slime_core.errors import ConfigError; raise ConfigError('strength = 2')"
+    hooks = hooks_of(site, hook("settings", body=body))
+    with pytest.raises(ConfigError, match=r"^strength = 2$"):
+        hooks.call("slime_settings", settings={})
 
 
-def seen(registry, name: str) -> list[object]:
-    """The list ``seen`` in the module of plugin ``name``."""
-    identity = next(plugin for plugin in registry.plugins if plugin.name == name)
-    found: list[object] = sys.modules[identity.entry_point].seen
-    return found
+# --- State in checkpoints ---------------------------------------------------------------------------------------------
+
+STATE = hook("checkpoint_state", "place", body="return {'at': place, 'n': len(seen)} if place != 'rank' else None")
+RESTORE = hook("checkpoint_restore", "state", "place", body="seen.append([place, state])")
+
+
+def test_a_state_returns_to_its_place_and_to_its_plugin(site: Site) -> None:
+    registry = activated(site.file("toy", STATE + RESTORE), site.file("idle", RESTORE))
+    states = {place: Hooks(registry, place=place).states() for place in Place}
+    written = json.loads(json.dumps(states))
+    assert written == {
+        "driver": {"toy": {"at": "driver", "n": 0}},
+        "sampler": {"toy": {"at": "sampler", "n": 0}},
+        "rank": {},
+    }
+    for place in Place:
+        Hooks(registry, place=place).restore(written[place])
+    assert seen(Hooks(registry), "toy") == [[place, {"at": place, "n": 0}] for place in ("driver", "sampler")]
+    assert seen(Hooks(registry), "idle") == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[1]", "{'a': [0, (1, 2)]}", "{'a': {3: 1}}", "{3: 1}", "{'a': float('nan')}", "{'a': len}"],
+)
+def test_a_state_that_json_does_not_hold_is_refused(site: Site, value: str) -> None:
+    text = refusal(hooks_of(site, hook("checkpoint_state", body=f"return {value}") + RESTORE).states)
+    assert "'toy'" in text
+    assert "slime_checkpoint_state" in text
+
+
+def test_a_restore_that_fails_is_attributed(site: Site) -> None:
+    hooks = hooks_of(site, STATE + hook("checkpoint_restore", body="1 / 0"))
+    assert "'toy'" in refusal(hooks.restore, {"toy": {"n": 1}})
+
+
+def test_state_that_no_plugin_restores_is_reported() -> None:
+    states = {"driver": {"gone": {"n": 1}, "toy": {"n": 1}}, "rank": {}}
+    (text,) = unclaimed_states(states, "other, toy")
+    assert "'gone'" in text
+    assert "--plugin gone" in text
+    assert list(unclaimed_states({"driver": {}}, "")) == []
+
+
+def seen(hooks: Hooks, name: str) -> list[Any]:
+    """The list ``seen`` of the module of plugin ``name``."""
+    functions = dict(entry for hook in HOOKS for entry in hooks.implementations(hook))
+    values: list[Any] = vars(inspect.getmodule(functions[name]))["seen"]
+    return values

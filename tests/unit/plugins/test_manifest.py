@@ -1,232 +1,269 @@
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slime_core import Kind
+from slime_core.components.functions import find_function
 from slime_core.errors import ManifestMismatch, PluginError
 from slime_core.plugins.activation import activate
 from slime_core.plugins.discovery import Source
-from slime_core.plugins.manifest import Manifest, PluginChange, attach, mismatches
+from slime_core.plugins.manifest import Manifest, ManifestEntry, attach, mismatches, record
+from slime_core.plugins.registration import Kind
+from tests.plugin_files import HEAD, Site
 
-PLUGIN = """
-from slime_core import Component, hookimpl
-@hookimpl
-def slime_register_reward_models():
-    yield Component("length", target="acme.code:Length")
-"""
-HOOK = "from slime_core import hookimpl\n@hookimpl\ndef slime_run_start(): ...\n"
-LENGTH = "class Length:\n    def __init__(self, options, run): ...\n    async def score(self, samples): ...\n"
-FILES = {"acme/__init__.py": "", "acme/plugin.py": PLUGIN, "acme/code.py": LENGTH}
-LOCAL = PLUGIN.replace('"acme.code:Length"', 'f"{__name__}:Length"') + LENGTH
+REGISTER = "@hookimpl\ndef slime_register(add: Registration) -> None:\n    "
+LENGTH = "class Length:\n    async def score(self, samples): return [1.0]\n"
+LOCAL = f"{REGISTER}add.reward_model('length', Length)\n{LENGTH}"
 ATTACH = """
 import sys
-from slime_core import Kind
+from slime_core.components.construction import load
 from slime_core.plugins.manifest import Manifest, attach
+from slime_core.plugins.registration import Kind
 registry = attach(Manifest.from_json(sys.stdin.read()))
-print(registry.load(Kind.REWARD_MODEL, "length").__module__, *[plugin.name for plugin in registry.plugins])
+print(load(registry, Kind.REWARD_MODEL, "length").__module__, *registry.loaded)
 """
 
 
-def in_another_process(manifest: Manifest, *, path: Path) -> str:
-    arguments = [sys.executable, "-c", ATTACH]
+@pytest.fixture
+def acme(site: Site) -> Path:
+    """The folder of the package of plugin ``acme``."""
+    return site.install("acme", f"{REGISTER}add.reward_model('length', 'acme_p.code:Length')", code=LENGTH) / "acme_p"
+
+
+def manifest_of(*names: str) -> Manifest:
+    return activate(names).manifest
+
+
+def entry_of(name: str) -> ManifestEntry:
+    (entry,) = (entry for entry in manifest_of(name).entries if entry.name == Path(name).stem)
+    return entry
+
+
+def row(manifest: Manifest) -> list[str]:
+    """The only row of the table of differences: plugin, driver, this process."""
+    with pytest.raises(ManifestMismatch) as failure:
+        attach(manifest)
+    rows = [re.split("  +", line.strip()) for line in str(failure.value).splitlines() if line.startswith("  ")]
+    assert len(rows) == 2
+    assert socket.gethostname() in str(failure.value)
+    return rows[1]
+
+
+def in_another_process(manifest: Manifest, path: Path) -> str:
+    words = [sys.executable, "-c", ATTACH]
     done = subprocess.run(
-        arguments, input=manifest.to_json(), env={"PYTHONPATH": str(path)}, text=True, capture_output=True
+        words, input=manifest.to_json(), env={"PYTHONPATH": str(path)}, text=True, capture_output=True
     )
     return done.stdout.strip() or done.stderr.strip()
 
 
-@pytest.fixture
-def acme(install) -> Path:
-    return install("acme-tree", "2.1", plugins={"acme": "acme.plugin"}, files=FILES)
+# --- Round trips ------------------------------------------------------------------------------------------------------
 
 
-def test_a_manifest_survives_json_and_pickling(acme):
-    manifest = replace(activate(["acme"]).manifest, changes=(PluginChange(4, ("acme: 1 -> 2 (version)",)),))
+def test_a_manifest_survives_json_and_pickling(site: Site, acme: Path) -> None:
+    manifest = manifest_of("acme", site.file("mine", LOCAL))
     assert Manifest.from_json(manifest.to_json()) == manifest
     assert pickle.loads(pickle.dumps(manifest)) == manifest
-    assert [(entry.plugin, entry.distribution, entry.version, entry.source) for entry in manifest.entries[1:]] == [
-        ("acme", "acme-tree", "2.1", Source.INSTALLED)
-    ]
+    about = [(entry.name, entry.distribution, entry.version, entry.source) for entry in manifest.entries]
+    assert about[0][0] == "core"
+    assert about[1] == ("acme", "acme-dist", "2.1", Source.INSTALLED)
+    assert (about[2][0], about[2][3]) == ("mine", Source.FILE)
+    assert str(manifest).startswith("core ")
 
 
-def test_a_text_that_is_no_manifest_is_refused():
-    with pytest.raises(PluginError, match=r"Manifest\.to_json"):
-        Manifest.from_json('{"plugins": [{"plugin": "x"}]}')
-
-
-@pytest.mark.parametrize("field", ["plugin", "distribution", "version", "entry_point", "digest"])
-def test_an_entry_that_leaves_something_empty_is_refused(acme, field):
-    text = Manifest((replace(activate(["acme"]).manifest.entries[1], **{field: ""}),)).to_json()
-    with pytest.raises(PluginError, match=f" {field} .*''"):
-        Manifest.from_json(text)
-
-
-def test_another_process_attaches_exactly_the_same_set(acme):
-    assert in_another_process(activate(["acme"]).manifest, path=acme) == "acme.code core acme"
-
-
-def test_another_process_refuses_files_that_were_edited_in_place(acme):
-    manifest = activate(["acme"]).manifest
-    (acme / "acme/code.py").write_text("class Length: changed = True\n")
-    assert "acme/code.py\n" in in_another_process(manifest, path=acme)
-
-
-def test_a_single_file_travels_as_bytes_and_needs_no_file_there(tmp_path: Path, install):
-    (tmp_path / "mine.py").write_text(LOCAL)
-    active = activate([str(tmp_path / "mine.py")])
-    (tmp_path / "mine.py").unlink()
-    module = active.manifest.entries[1].entry_point
-    assert in_another_process(active.manifest, path=tmp_path) == f"{module} core mine"
-
-
-def test_another_content_is_refused_with_plugin_and_both_digests(acme):
-    manifest = activate(["acme"]).manifest
-    (acme / "acme/code.py").write_text("class Length: changed = True\n")
-    old, new = (f"acme-tree 2.1 {one.entries[1].digest[:12]}" for one in (manifest, activate(["acme"]).manifest))
-    assert refused(manifest)[:4] == [socket.gethostname(), "acme", old, new]
-    assert refused(manifest)[4].endswith(" acme/code.py")
-
-
-def refused(manifest: Manifest) -> list[str]:
-    """The only row of the table of differences."""
-    with pytest.raises(ManifestMismatch) as failure:
-        attach(manifest)
-    [row] = [line for line in str(failure.value).splitlines()[2:] if line.startswith("  ")]
-    return re.split("  +", row.strip())
-
-
-def test_of_many_files_that_differ_the_first_three_are_reported(acme):
-    before = activate(["acme"]).manifest
-    for name in "abcde":
-        (acme / f"acme/{name}.txt").touch()
-    [difference] = before.differences(activate(["acme"]).manifest)
-    assert " acme/a.txt, acme/b.txt, acme/c.txt and 2 " in difference.what
-
-
-def test_every_plugin_that_differs_is_in_the_table(acme, install):
-    site = install("zeta", "1.0", plugins={"zeta": "zeta"}, files={"zeta.py": HOOK})
-    manifest = activate(["acme", "zeta"]).manifest
-    shutil.rmtree(site / "zeta-1.0.dist-info")
-    (acme / "acme/plugin.py").unlink()
-    [first, second] = mismatches(manifest)
-    assert (first.plugin, first.what.split()[-1]) == ("acme", "acme/plugin.py")
-    assert (second.plugin, second.what) == ("zeta", "missing")
-
-
-@pytest.mark.parametrize("name", ["acme/__pycache__/x.py", "acme/x.pyc", "acme/.hidden", "acme/.cache/x.py"])
-def test_caches_of_python_and_hidden_files_are_not_in_the_digest(acme, name):
-    before = activate(["acme"]).manifest
-    (acme / name).parent.mkdir(exist_ok=True)
-    (acme / name).touch()
-    assert activate(["acme"]).manifest == before
-
-
-def test_a_missing_package_whose_metadata_stays_is_reported_as_such(acme):
-    manifest = activate(["acme"]).manifest
-    shutil.rmtree(acme / "acme")
-    [difference] = mismatches(manifest)
-    assert (difference.found, difference.what) == ("acme-tree 2.1 (no files)", "content")
-
-
-def test_a_record_that_cannot_be_read_is_an_error_of_its_plugin(acme):
-    (acme / "acme_tree-2.1.dist-info" / "RECORD").write_text("acme/plugin.py,sha256=x,1,extra\n")
-    with pytest.raises(PluginError, match=r"'acme' \(acme-tree 2\.1, .* RECORD"):
-        activate(["acme"])
-
-
-def test_a_second_package_of_the_distribution_is_part_of_the_digest(install):
-    site = install("acme-tree", plugins={"acme": "acme.plugin"}, files={**FILES, "acme_kernels/fast.py": "x = 1\n"})
-    before = activate(["acme"]).manifest
-    (site / "acme_kernels/fast.py").write_text("x = 2\n")
-    assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest
-
-
-def test_an_editable_install_has_the_digest_of_the_installed_files_and_says_what_it_is(acme):
-    before = activate(["acme"]).manifest.entries[1]
-    info = acme / "acme_tree-2.1.dist-info"
-    (info / "RECORD").write_text("_editable_impl_acme.pth,,\nacme_tree-2.1.dist-info/METADATA,,\n../../bin/acme,,\n")
-    (info / "METADATA.orig").touch()
-    (info / "direct_url.json").write_text('{"url": "file:///source", "dir_info": {"editable": true}}')
-    assert activate(["acme"]).manifest.entries[1] == replace(before, editable=True)
-
-
-def test_another_version_is_refused_with_plugin_and_both_versions(acme):
-    core, entry = activate(["acme"]).manifest.entries
-    content = entry.digest[:12]
-    row = ["acme", f"acme-tree 2.0 {content}", f"acme-tree 2.1 {content}", "version"]
-    assert refused(Manifest((core, replace(entry, version="2.0"))))[1:] == row
-
-
-def test_another_version_of_the_core_is_refused():
-    core = replace(activate([]).manifest.entries[0], version="0.0.9")
-    row = refused(Manifest((core,)))
-    assert [text[:14] for text in row[1:]] == ["core", "slime-rl 0.0.9", "slime-rl 0.1.0", "version"]
-
-
-def test_a_distribution_that_is_not_installed_here_is_named(acme):
-    entry = replace(activate(["acme"]).manifest.entries[1], distribution="nowhere-tree")
-    assert refused(Manifest((entry,)))[1:] == ["acme", f"nowhere-tree 2.1 {entry.digest[:12]}", "-", "missing"]
-
-
-def test_bytes_that_do_not_match_their_digest_are_refused(tmp_path: Path, install):
-    (tmp_path / "mine.py").write_text(LOCAL)
-    manifest = activate([str(tmp_path / "mine.py")]).manifest
-    forged = replace(manifest.entries[1], content="eCA9IDEK")
-    row = refused(Manifest((manifest.entries[0], forged)))
-    assert (row[1], row[-1].split()[-1]) == ("mine", "mine.py")
-
-
-def test_a_module_on_the_path_is_compared_by_the_content_of_its_package(install):
-    site = install("unrelated", files={"lab/__init__.py": "", "lab/plugin.py": PLUGIN, "lab/inner/deep.py": "x = 1\n"})
-    manifest = activate(["lab.plugin"]).manifest
-    assert {"exact_match", "length", "random"} <= set(attach(manifest).names(Kind.REWARD_MODEL))
-    (site / "lab/inner/deep.py").write_text("x = 2\n")
-    row = refused(manifest)
-    assert (row[1], row[-1].split()[-1]) == ("lab_plugin", "lab/inner/deep.py")
-
-
-def test_a_namespace_package_shared_with_others_is_not_part_of_the_digest(install):
-    install("ours", "1", plugins={"ours": "shared.ours.plugin"}, files={
-        "shared/ours/__init__.py": "",
-        "shared/ours/plugin.py": PLUGIN,
-    })  # fmt: skip
-    before = activate(["ours"]).manifest
-    install("theirs", "1", files={"shared/theirs/__init__.py": "x = 1\n"})
-    assert activate(["ours"]).manifest == before
-
-
-def test_a_file_of_a_plugin_that_cannot_be_read_is_an_error_with_the_plugin_s_name(acme):
-    (acme / "acme/memory").symlink_to("/proc/self/mem")  # a file that root cannot read from its start either
-    with pytest.raises(PluginError, match=r"'acme' \(acme-tree 2\.1, .*OSError: \[Errno 5\]"):
-        activate(["acme"])
-
-
-@pytest.mark.parametrize("name", ["my_lab.plugin", "os.nowhere"])
-def test_a_module_that_is_not_there_has_nothing_to_reinstall(name):
-    with pytest.raises(PluginError, match=rf"'{name.replace('.', '_')}' \(module {name} ") as failure:
-        activate([name])
-    assert "Reinstall" not in str(failure.value)
+ENTRY = {
+    "name": "x",
+    "distribution": "x",
+    "version": "1",
+    "module": "x",
+    "digest": "0",
+    "source": "file",
+    "content": "",
+}
 
 
 @pytest.mark.parametrize(
-    "edit",
+    "value",
     [
-        lambda site: (site / "acme/prompt.txt").write_text("Think first."),
-        lambda site: (site / "acme/extra.py").write_text("x = 1\n"),
-        lambda site: (site / "acme/code.py").unlink(),
+        "{",
+        [],
+        {},
+        {"plugins": []},
+        {"plugins": [{"name": "x"}], "functions": []},
+        {"plugins": [ENTRY | {"version": 3}], "functions": []},
+        {"plugins": [ENTRY | {"source": "web"}], "functions": []},
+        {"plugins": [ENTRY | {"more": ""}], "functions": []},
+        {"plugins": ["x"], "functions": []},
     ],
-    ids=["a template next to the code", "a file that the record does not know", "a deleted file"],
 )
-def test_the_digest_is_that_of_the_files_of_the_package(acme, edit):
-    before = activate(["acme"]).manifest
+def test_a_text_that_is_no_manifest_is_refused(value: object) -> None:
+    text = value if isinstance(value, str) else json.dumps(value)
+    with pytest.raises(PluginError):
+        Manifest.from_json(text)
+    assert Manifest.from_json(json.dumps({"plugins": [ENTRY], "functions": []})).entries[0].source is Source.FILE
+
+
+# --- Another process --------------------------------------------------------------------------------------------------
+
+
+def test_another_process_attaches_the_same_plugins(acme: Path) -> None:
+    assert in_another_process(manifest_of("acme"), acme.parent) == "acme_p.code core acme"
+
+
+def test_another_process_refuses_files_that_were_edited(acme: Path) -> None:
+    manifest = manifest_of("acme")
+    (acme / "code.py").write_text("class Length: changed = True\n")
+    error = in_another_process(manifest, acme.parent)
+    assert "ManifestMismatch" in error
+    assert manifest.entries[1].digest[:12] in error
+
+
+def test_a_single_file_travels_and_needs_no_file_there(site: Site, tmp_path: Path) -> None:
+    manifest = manifest_of(site.file("mine", LOCAL))
+    (tmp_path / "mine.py").unlink()
+    assert in_another_process(manifest, tmp_path) == f"{manifest.entries[1].module} core mine"
+
+
+# --- Differences ------------------------------------------------------------------------------------------------------
+
+
+def test_another_content_is_refused_with_both_digests(acme: Path) -> None:
+    manifest = manifest_of("acme")
+    (acme / "code.py").write_text("class Length: changed = True\n")
+    digests = [entry.digest[:12] for entry in (manifest.entries[1], entry_of("acme"))]
+    assert row(manifest) == ["acme", *(f"acme-dist 2.1 {digest}" for digest in digests)]
+
+
+def test_another_version_is_refused_with_both_versions(acme: Path) -> None:
+    core, entry = manifest_of("acme").entries
+    digest = entry.digest[:12]
+    manifest = Manifest((core, replace(entry, version="2.0")))
+    assert row(manifest) == ["acme", f"acme-dist 2.0 {digest}", f"acme-dist 2.1 {digest}"]
+    older = Manifest((replace(core, version="0.0.9"),))
+    assert [text[:14] for text in row(older)] == ["core", "slime-rl 0.0.9", "slime-rl 0.1.0"]
+
+
+def test_a_distribution_that_is_not_installed_is_missing(acme: Path) -> None:
+    entry = replace(entry_of("acme"), distribution="nowhere")
+    assert row(Manifest((entry,))) == ["acme", f"nowhere 2.1 {entry.digest[:12]}", "-"]
+
+
+def test_a_package_that_is_gone_while_its_metadata_stays_differs(acme: Path) -> None:
+    manifest = manifest_of("acme")
+    shutil.rmtree(acme)
+    assert row(manifest)[0] == "acme"
+    assert "ManifestMismatch" in in_another_process(manifest, acme.parent)
+
+
+def test_bytes_that_do_not_have_the_digest_are_refused(site: Site) -> None:
+    core, entry = manifest_of(site.file("mine", LOCAL)).entries
+    assert row(Manifest((core, replace(entry, content="eCA9IDEK"))))[0] == "mine"
+
+
+def test_every_difference_is_listed_and_the_order_does_not_count(site: Site, acme: Path) -> None:
+    zeta = site.install("zeta", REGISTER + "...")
+    manifest = manifest_of("acme", "zeta")
+    assert manifest.differences(manifest_of("zeta", "acme")) == []
+    assert [(entry.name, entry.actual) for entry in manifest.differences(manifest_of("acme"))] == [("zeta", "-")]
+    assert [(entry.name, entry.expected) for entry in manifest_of("acme").differences(manifest)] == [("zeta", "-")]
+    shutil.rmtree(zeta / "zeta_dist-2.1.dist-info")
+    (acme / "plugin.py").unlink()
+    assert [entry.name for entry in mismatches(manifest)] == ["acme", "zeta"]
+
+
+def test_a_file_may_be_in_another_folder(site: Site, tmp_path: Path) -> None:
+    manifest = manifest_of(site.file("mine", LOCAL))
+    (tmp_path / "elsewhere").mkdir()
+    other = shutil.move(tmp_path / "mine.py", tmp_path / "elsewhere/mine.py")
+    assert manifest.differences(manifest_of(str(other))) == []
+
+
+def test_functions_by_path_are_compared_under_the_name_of_their_option(site: Site, tmp_path: Path) -> None:
+    source = find_function(site.file("mine", "def reward(): ...") + ":reward", setting="custom_rm_path")
+    manifest = record([], [source.code])
+    assert [(entry.name, entry.source) for entry in manifest.functions] == [("custom_rm_path", Source.FILE)]
+    assert mismatches(Manifest.from_json(manifest.to_json())) == []
+    changed = find_function(site.file("mine", "def reward(): return 1") + ":reward", setting="custom_rm_path")
+    assert [entry.name for entry in manifest.differences(record([], [changed.code]))] == ["custom_rm_path"]
+
+
+# --- Digests ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("edit", "changes"),
+    [
+        (lambda package: (package / "code.py").write_text("x = 2\n"), True),
+        (lambda package: (package / "prompt.txt").write_text("Think first."), True),
+        (lambda package: (package / "code.py").rename(package / "other.py"), True),
+        (lambda package: (package / "code.py").unlink(), True),
+        (lambda package: (package / "x.pyc").touch(), False),
+        (lambda package: (package / ".hidden").touch(), False),
+        (lambda package: (package / "__pycache__").mkdir(exist_ok=True), False),
+        (lambda package: (package.parent / "other.py").touch(), False),
+        (lambda package: (package.parent / "acme_dist-2.1.dist-info/RECORD").touch(), False),
+    ],
+    ids=["content", "a template", "a name", "deleted", "a cache", "hidden", "caches", "another module", "metadata"],
+)
+def test_the_digest_is_that_of_the_files_of_the_package(
+    acme: Path, edit: Callable[[Path], object], changes: bool
+) -> None:
+    before = entry_of("acme").digest
     edit(acme)
-    assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest
+    assert (entry_of("acme").digest != before) is changes
+
+
+def test_a_module_without_a_package_has_the_digest_of_its_file(site: Site) -> None:
+    folder = site.install("acme", points={"acme": "lone"})
+    (folder / "lone.py").write_text(HEAD + REGISTER + "...")
+    before = entry_of("acme").digest
+    (folder / "lone.py").write_text(HEAD + REGISTER + "... # changed")
+    (folder / "acme_p/plugin.py").write_text("")
+    assert entry_of("acme").digest != before
+
+
+def test_a_namespace_that_others_share_is_not_part_of_the_digest(site: Site) -> None:
+    folder = site.install("acme", points={"acme": "shared.acme.plugin"})
+    for package in ("acme", "zeta"):
+        (folder / "shared" / package).mkdir(parents=True)
+        (folder / "shared" / package / "__init__.py").touch()
+    (folder / "shared/acme/plugin.py").write_text(HEAD + REGISTER + "...")
+    before = entry_of("acme").digest
+    (folder / "shared/zeta/more.py").touch()
+    assert entry_of("acme").digest == before
+    (folder / "shared/acme/more.py").touch()
+    assert entry_of("acme").digest != before
+
+
+def test_a_module_on_the_path_is_compared_like_an_installed_plugin(site: Site) -> None:
+    folder = site.install("lab", REGISTER + "...", points={})
+    manifest = manifest_of("lab_p.plugin")
+    assert list(attach(manifest).loaded) == ["core", "lab_p_plugin"]
+    (folder / "lab_p/deep.py").touch()
+    assert row(manifest)[0] == "lab_p_plugin"
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_its_plugin(acme: Path) -> None:
+    (acme / "memory").symlink_to("/proc/self/mem")  # root cannot read it either
+    with pytest.raises(PluginError, match=r"'acme' \(acme-dist 2\.1\).*OSError"):
+        manifest_of("acme")
+
+
+def test_attach_loads_what_the_manifest_names_and_nothing_else(site: Site, acme: Path) -> None:
+    site.install("zeta", "raise SystemExit(3)")
+    manifest = manifest_of("acme")
+    sys.modules.pop("zeta_p", None)
+    registry = attach(manifest)
+    assert list(registry.loaded) == ["core", "acme"]
+    assert registry.owner(Kind.REWARD_MODEL, "length").version == "2.1"
+    assert "zeta_p" not in sys.modules

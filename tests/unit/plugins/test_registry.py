@@ -1,287 +1,304 @@
+"""Plugins are imported, checked and collected; a broken one breaks no other."""
+
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from slime_core import AdvantageTraits, Component, Kind, RewardTraits
-from slime_core.config.load import load
-from slime_core.config.settings import Contested
-from slime_core.errors import ConfigError, PluginError
-from slime_core.plugins.activation import activate
+from slime_core.cli.main import added_commands
+from slime_core.components.construction import load
+from slime_core.errors import PluginError
+from slime_core.plugins.activation import load_plugins
+from slime_core.plugins.discovery import CORE, Plugin
+from slime_core.plugins.registration import Kind
+from slime_core.plugins.registry import Registry, register
+from tests.plugin_files import HEAD, Site, activated, loaded
 
-THING = "class Thing:\n    def __init__(self, options, run): ...\n    async def score(self, samples): ...\n"
-HEAD = "from slime_core import *\n"
-
-
-def rewards(*names: str, package: str = "acme") -> str:
-    lines = "".join(f"    yield Component('{name}', target='{package}.code:Thing')\n" for name in names)
-    return f"{HEAD}@hookimpl\ndef slime_register_reward_models():\n{lines}"
-
-
-def specs(architecture: str) -> str:
-    traits = f"ModelSpecTraits(architectures={{'{architecture}'}})"
-    hook = "@hookimpl\ndef slime_register_model_specs():\n"
-    return f"{HEAD}{hook}    yield Component('{architecture.lower()}', target='acme.code:Thing', traits={traits})\n"
+REGISTER = "@hookimpl\ndef slime_register(add: Registration) -> None:\n    "
+REWARD = f"{REGISTER}add.reward_model('length', 'NAME_p.code:Length')\n"
+LENGTH = "class Length:\n    async def score(self, samples): ...\n"
 
 
-def presets(returned: str) -> str:
-    return f"{HEAD}@hookimpl\ndef slime_presets():\n    return {returned}\n"
+def options(fields: str, base: str = "PluginOptions") -> str:
+    body = "".join(f"    {line}\n" for line in fields.splitlines())
+    return f"from typing import Annotated\nclass Options({base}):\n{body}{REGISTER}add.options(Options)\n"
 
 
-def options(field: str) -> str:
-    """A plugin whose options class has the field ``x`` of this annotation and default."""
-    head = f"{HEAD}from datetime import timedelta\nfrom pydantic import BaseModel, Field\n"
-    models = f"class Inner(BaseModel): y: int = 1\nclass O(BaseModel, frozen=True): x: {field}\n"
-    return f"{head}{models}@hookimpl\ndef slime_options(): return O\n"
-
-
-def refusal(*names: str, architecture: str | None = None) -> str:
+def refusal(*names: str) -> str:
     with pytest.raises(PluginError) as failure:
-        activate(names, architecture=architecture)
+        loaded(*names)
     return str(failure.value)
 
 
-def acme(install, source: str, name: str = "acme", version: str = "2.1", **more) -> None:
-    install(name, version, plugins={name: f"{name}.plugin"}, files={f"{name}/plugin.py": source}, **more)
+def both(site: Site, source: str) -> Registry:
+    """Install ``acme`` and ``zeta`` with the same source, each with its name for ``NAME``."""
+    for name in ("acme", "zeta"):
+        site.install(name, source.replace("NAME", name))
+    return loaded()
 
 
-def test_without_a_name_only_core_is_active():
-    active = activate([])
-    assert [plugin.name for plugin in active.registry.plugins] == ["core"]
-    assert {"exact_match", "random"} <= set(active.registry.names(Kind.REWARD_MODEL))
-    assert active.registry.names(Kind.POLICY_LOSS) == ("clipped", "sft")
-    assert active.by_need == ()
+# --- Plugins that do not load -----------------------------------------------------------------------------------------
+
+BROKEN = {
+    "no module": ("import no_such_thing", ["ModuleNotFoundError", "no_such_thing", "acme_p/plugin.py:5"]),
+    "an error in its code": ("\nraise RuntimeError('no key')", ["RuntimeError: no key", "acme_p/plugin.py:6"]),
+    "exit at import": ("raise SystemExit(0)", ["SystemExit: 0"]),
+    "syntax": ("def f(:", ["SyntaxError", "line 5"]),
+    "no hook": ("def slime_run_start(): ...", ["hookimpl"]),
+    "misspelt hook": ("@hookimpl\ndef slime_run_strat(): ...", ["slime_run_strat", "slime_run_start"]),
+    "misspelt specname": ("@hookimpl(specname='slime_regster')\ndef mine(): ...", ["slime_regster"]),
+    "unknown parameter": ("@hookimpl\ndef slime_run_start(runn): ...", ["slime_run_start", "runn"]),
+    "a hook of another plugin's": ("@hookimpl\ndef acme_hook(): ...", ["acme_hook"]),
+    "wrapper without yield": (
+        "@hookimpl(wrapper=True)\ndef slime_run_start(): ...",
+        ["slime_run_start", "wrapper=True"],
+    ),
+    "async": ("@hookimpl\nasync def slime_run_start(): ...", ["slime_run_start", "plain"]),
+    "not async": ("@hookimpl\ndef slime_evaluate(step): ...", ["slime_evaluate", "async"]),
+    "an async generator": ("@hookimpl\nasync def slime_evaluate(step): yield 1", ["slime_evaluate", "async"]),
+    "a yield": ("@hookimpl\ndef slime_run_start(): yield", ["slime_run_start", "return"]),
+    "the old wrapper": ("@hookimpl(hookwrapper=True)\ndef slime_run_start(): yield", ["slime_run_start", "return"]),
+    "no restore": ("@hookimpl\ndef slime_checkpoint_state(): ...", ["slime_checkpoint_restore"]),
+    "an error in slime_register": (f"{REGISTER}1 / 0", ["slime_register", "ZeroDivisionError", "acme_p/plugin.py:7"]),
+    "a wrong registration": (f"{REGISTER}add.tracker('a b', 'a:b')", ["slime_register", "ValueError", "'a b'"]),
+    "no such method": (f"{REGISTER}add.rewards('a', 'a:b')", ["slime_register", "AttributeError", "rewards"]),
+    "no such trait": (f"{REGISTER}add.tracker('a', 'a:b', scope='x')", ["slime_register", "TypeError", "scope"]),
+    "options of another class": (f"{REGISTER}add.options(dict)", ["TypeError", "PluginOptions"]),
+    "options that can change": (
+        options("x: int = Field(1, description='x')", "BaseModel"),
+        ["TypeError", "PluginOptions"],
+    ),
+    "options without default": (options("x: int = Field(description='x')"), ["option x"]),
+    "options without description": (options("x: int = 1"), ["option x"]),
+    "options that are not there": (f"{REGISTER}add.options('acme_p.plugin:Gone')", ["AttributeError", "Gone"]),
+    "a flag of the core": (options("x: Annotated[int, Flag('--lr')] = Field(1, description='x')"), ["--lr", "slime"]),
+}
 
 
-def test_a_named_plugin_is_active_and_its_neighbour_is_not_even_imported(install):
-    install("acme", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("length")})
-    install("other", plugins={"other": "other.plugin"}, files={"other/plugin.py": "raise SystemExit(3)"})
-    registry = activate(["acme"]).registry
-    assert registry.find(Kind.REWARD_MODEL, "length") == Component(
-        "length", target="acme.code:Thing", traits=RewardTraits()
-    )
-    assert registry.owner(Kind.REWARD_MODEL, "length").distribution == "acme"
-    assert "other" not in sys.modules
+@pytest.mark.parametrize(("source", "names"), BROKEN.values(), ids=BROKEN)
+def test_a_plugin_that_does_not_load_is_a_warning_and_an_error_once_it_is_named(
+    site: Site, source: str, names: list[str]
+) -> None:
+    site.install("acme", source)
+    site.install("zeta", REWARD.replace("NAME", "zeta"))
+    registry = loaded()
+    assert list(registry.broken) == ["acme"]
+    assert "acme" not in registry.loaded
+    assert registry.owner(Kind.REWARD_MODEL, "length").name == "zeta"
+    text = str(registry.broken["acme"])
+    assert refusal("acme") == text
+    assert text.startswith("plugin 'acme' (acme-dist 2.1)")
+    assert [name for name in names if name not in text] == []
 
 
-def test_naming_a_plugin_twice_or_core_at_all_changes_nothing(install):
-    install("acme", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("length")})
-    assert [plugin.name for plugin in activate(["acme", "core", "acme"]).registry.plugins] == ["core", "acme"]
-
-
-def test_a_target_is_imported_only_when_it_is_loaded(install):
-    code = {"acme/plugin.py": rewards("length"), "acme/code.py": THING}
-    install("acme", plugins={"acme": "acme.plugin"}, files=code)
-    registry = activate(["acme"]).registry
-    assert "acme.code" not in sys.modules
-    assert registry.load(Kind.REWARD_MODEL, "length") is sys.modules["acme.code"].Thing
-
-
-def test_an_unknown_component_is_answered_with_what_there_is(install):
-    with pytest.raises(PluginError, match=r"'cliped'.*'clipped'.*: clipped, sft\."):
-        activate([]).registry.find(Kind.POLICY_LOSS, "cliped")
-
-
-def test_a_broken_import_is_chained_and_names_distribution_version_and_line(install):
-    acme(install, "import no_such_thing")
-    with pytest.raises(PluginError, match=r"\(acme 2\.1, .*'no_such_thing' \(/.*/acme/plugin\.py:1\)") as failure:
-        activate(["acme"])
+def test_the_error_of_an_import_is_chained(site: Site) -> None:
+    site.install("acme", "import no_such_thing")
+    with pytest.raises(PluginError) as failure:
+        loaded("acme")
     assert isinstance(failure.value.__cause__, ModuleNotFoundError)
 
 
-def test_an_error_of_the_authors_own_code_names_its_line(install):
-    code = {"acme/plugin.py": rewards("length"), "acme/code.py": "\n\nraise RuntimeError('no key')"}
-    install("acme", plugins={"acme": "acme.plugin"}, files=code)
-    with pytest.raises(PluginError, match=r"RuntimeError: no key \(/.*/acme/code\.py:3\)\n"):
-        activate(["acme"]).registry.load(Kind.REWARD_MODEL, "length")
-    install("zeta", plugins={"zeta": "zeta"}, files={"zeta.py": "\nraise RuntimeError('no key')"})
-    assert re.search(r"RuntimeError: no key \(/.*/zeta\.py:2\)\n", refusal("zeta"))
+def test_a_component_that_is_missing_may_be_that_of_a_plugin_that_does_not_load(site: Site) -> None:
+    site.install("acme", "import no_such_thing")
+    with pytest.raises(PluginError, match="no_such_thing"):
+        loaded().find(Kind.REWARD_MODEL, "length")
+
+
+@pytest.mark.parametrize("name", ["os.path", "my_lab.nowhere", "nowhere_at_all.plugin"])
+def test_a_module_that_is_no_plugin_is_refused(name: str) -> None:
+    assert refusal(name).startswith(f"plugin {name.replace('.', '_')!r} (module {name} ")
 
 
 @pytest.mark.parametrize(
     ("line", "place"),
     [("import helper", ":2"), ("from . import helper", ":2"), ("raise RuntimeError()", ":2"), ("x)", ", line 2")],
 )
-def test_a_single_file_that_cannot_be_imported_names_the_line(tmp_path, line, place):
+def test_a_single_file_that_cannot_be_imported_names_the_line(tmp_path: Path, line: str, place: str) -> None:
     (tmp_path / "helper.py").touch()
     (tmp_path / "mine.py").write_text(f"import os\n{line}\n")
-    text = refusal(str(tmp_path / "mine.py"))
+    text = refusal(f"{tmp_path}/mine.py")
     assert text.startswith(f"plugin 'mine' ({tmp_path}/mine.py sha256:")
-    assert f"mine.py{place})\n" in text
-    assert f"{tmp_path}/mine.py. " in text.splitlines()[-1]
-
-
-def test_a_plugin_that_exits_while_it_is_imported_does_not_end_the_process(install):
-    acme(install, "raise SystemExit(0)")
-    assert "SystemExit: 0" in refusal("acme")
-
-
-def test_two_plugins_that_offer_one_component_are_both_named(install):
-    acme(install, rewards("length"))
-    acme(install, rewards("length"), "zeta")
-    assert re.search(r"'length'.*acme 2\.1.*zeta 2\.1", refusal("acme", "zeta"))
-    acme(install, rewards("random"), "oak")
-    assert re.search(r"'random'.*slime-rl.*oak 2\.1", refusal("oak"))
-
-
-def test_a_preset_carries_the_plugin_that_sets_it(install):
-    install("acme", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": presets("{'gamma': 0.9}")})
-    assert activate(["acme"]).presets == {"gamma": (0.9, "acme")}
-
-
-def test_a_preset_of_two_plugins_is_neither_of_theirs_even_if_they_agree(install):
-    for name in ("acme", "zeta"):
-        acme(install, presets("{'gamma': 0.9}"), name)
-    presets_of_both = activate(["zeta", "acme"]).presets
-    by = ("plugin 'zeta' (zeta 2.1, entry point zeta.plugin)", "plugin 'acme' (acme 2.1, entry point acme.plugin)")
-    assert presets_of_both["gamma"][0] == Contested(by)
-    with pytest.raises(ConfigError, match=r"acme 2\.1") as refused:
-        load([], presets=presets_of_both, check_rules=False)
-    assert refused.value.keys == {"gamma"}
-    assert load(["--gamma", "0.8"], presets=presets_of_both, check_rules=False).config.algorithm.gamma == 0.8
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        (presets("['gamma']"), "['gamma']"),
-        (presets("{'eps-clip': 1}"), "['eps-clip']"),
-        (rewards("length").replace("yield", "return"), "returned Component("),
-        (rewards("length").replace("yield", "_ ="), "returned None"),
-        (f"{HEAD}@hookimpl\ndef slime_register_trackers():\n    yield 'wandb'", "yielded 'wandb'"),
-        (
-            f"{HEAD}@hookimpl\ndef slime_register_trackers():\n"
-            "    yield Component('t', target='a:b', traits=DataTraits())",
-            "'t' carries DataTraits",
-        ),
-        (f"{HEAD}@hookimpl\ndef slime_options():\n    return dict", "PluginOptions"),
-        (options("int = 1").replace(", frozen=True", ""), "frozen=True"),
-        (options("int = 1"), "O.x needs"),
-        (options("float = Field(1.0, alias='y', description='x')"), "O.x has an alias"),
-        (options("int = Field('a', description='x')"), "O.x has the default 'a'"),
-        (options("str = Field(timedelta(1), description='x')"), "datetime.timedelta(days=1)"),
-        (presets("{'load': '/elsewhere', 'lock_file': 'mine', 'gamma': 1.0}"), " load, lock_file "),
-        (presets("{'plugins': ('evil',)}"), " plugins "),
-        (f"{HEAD}@hookimpl\ndef slime_presets():\n    return 1 / 0", "ZeroDivisionError"),
-    ],
-)
-def test_return_values_of_hooks_are_checked_and_attributed(install, source, found):
-    acme(install, source)
-    text = refusal("acme")
-    assert "(acme 2.1, " in text
-    assert " slime_" in text
-    assert found in text
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        "bool | None = Field(None, description='x')",
-        "Path = Field(Path('data'), description='x')",
-        "Literal['a', 2] = Field('a', description='x')",
-        "tuple[Annotated[float, Field(gt=0)], ...] = Field((1.0,), description='x')",
-        "Colour | None = Field(Colour.RED, description='x')",
-        "dict[str, list[int]] = Field(default_factory=lambda: {'a': [1]}, description='x')",
-    ],
-)
-def test_options_that_a_file_of_settings_can_hold_are_accepted(install, field):
-    head = (
-        "from enum import StrEnum\nfrom pathlib import Path\nfrom typing import *\nclass Colour(StrEnum): RED = 'red'\n"
-    )
-    install("acme", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": head + options(field)})
-    assert list(activate(["acme"]).options["acme"].model_fields) == ["x"]
-
-
-def test_a_hook_that_would_never_run_fails_the_activation(install):
-    acme(install, rewards("length").replace("@hookimpl\n", ""))
-    assert re.search(r"acme 2\.1.*slime_register_reward_models", refusal("acme"))
-
-
-def test_an_entry_point_may_name_an_object(install):
-    source = f"{HEAD}class P:\n    @hookimpl\n    def slime_presets(self): return {{'gamma': 1.0}}\nplugin = P()\n"
-    install("acme", plugins={"acme": "acme.plugin:plugin"}, files={"acme/plugin.py": source})
-    assert activate(["acme"]).presets == {"gamma": (1.0, "acme")}
-
-
-def test_a_local_file_offers_components_of_its_own_module(tmp_path: Path, install):
-    mine = THING.replace("Thing", "Mine")
-    source = f"{HEAD}{mine}@hookimpl\ndef slime_register_reward_models():\n"
-    (tmp_path / "mine.py").write_text(source + "    yield Component('mine', target=f'{__name__}:Mine')\n")
-    registry = activate([str(tmp_path / "mine.py")]).registry
-    assert registry.load(Kind.REWARD_MODEL, "mine").__name__ == "Mine"
-    assert [plugin.name for plugin in registry.plugins] == ["core", "mine"]
-
-
-def test_a_module_that_no_distribution_declares_can_be_named(install):
-    install("unrelated", files={"my_lab/__init__.py": "", "my_lab/plugin.py": rewards("length")})
-    assert {"exact_match", "length", "random"} <= set(activate(["my_lab.plugin"]).registry.names(Kind.REWARD_MODEL))
-
-
-def test_one_piece_of_code_under_two_names_is_refused(install):
-    acme(install, rewards("length"))
-    assert refusal("acme", "acme.plugin").endswith(" acme.")
+    assert f"mine.py{place})" in text
 
 
 @pytest.mark.parametrize("name", ["data", "my plugin", "größe", "a.b"])
-def test_a_name_that_no_section_of_a_file_can_have_is_refused(tmp_path, name):
-    (tmp_path / f"{name}.py").write_text(rewards("length"))
-    assert f"[{name}]" in refusal(str(tmp_path / f"{name}.py"))
+def test_a_name_that_no_table_of_a_file_can_have_is_refused_with_options(site: Site, name: str) -> None:
+    assert f"[{name}]" in refusal(site.file(name, options("x: int = Field(1, description='x')")))
+    assert name in loaded(site.file(name, "@hookimpl\ndef slime_run_start(): ...")).loaded
 
 
-def test_code_that_declares_nothing_is_no_plugin(tmp_path: Path):
-    (tmp_path / "x.py").write_text("")
-    for name in ("os.path", str(tmp_path / "x.py")):
-        assert re.search(rf"'\w+' \((module )?{name}.*@hookimpl", refusal(name), re.DOTALL)
+# --- Plugins that clash -----------------------------------------------------------------------------------------------
 
 
-def test_two_plugins_of_one_name_are_both_named(tmp_path: Path, install):
-    acme(install, rewards("length"))
-    (tmp_path / "acme.py").write_text(rewards("width"))
-    assert re.search(rf"'acme' \(acme 2\.1.*'acme' \({tmp_path}/acme\.py", refusal("acme", str(tmp_path / "acme.py")))
-
-
-def test_the_architecture_activates_the_plugin_that_claims_it(install):
-    acme(install, specs("AcmeLM"), claims={"AcmeLM": "acme"})
-    active = activate([], architecture="AcmeLM")
-    [need] = active.by_need
-    assert (need.plugin.name, active.manifest.entries[1].needed_by) == ("acme", need.why)
-    assert "AcmeLM" in need.why
-    assert active.registry.model_spec("AcmeLM") == active.registry.find(Kind.MODEL_SPEC, "acmelm")
-    assert [entry.plugin for entry in active.manifest.entries] == ["core", "acme"]
-
-
-def test_a_named_plugin_with_a_model_spec_settles_two_claims(install):
+def test_two_distributions_with_a_plugin_of_one_name_are_both_named(site: Site) -> None:
     for name in ("acme", "zeta"):
-        acme(install, specs("AcmeLM"), name, claims={"AcmeLM": name})
-    assert re.search("AcmeLM.*--plugin acme:acme .*--plugin zeta:zeta", refusal(architecture="AcmeLM"), re.DOTALL)
-    assert activate(["zeta"], architecture="AcmeLM").by_need == ()
-    assert re.search("'acmelm'.*acme 2.*zeta 2", refusal("acme", "zeta", architecture="AcmeLM"))
+        site.install(name, REWARD.replace("NAME", name), points={"tree": f"{name}_p.plugin"})
+    assert list(loaded().broken) == ["tree"]
+    text = refusal("tree")
+    assert "acme-dist 2.1" in text
+    assert "zeta-dist 2.1" in text
 
 
-def test_an_architecture_without_a_claim_is_answered_with_those_that_are_claimed(install):
-    acme(install, "", claims={"AcmeLM": "acme"})
-    assert re.search(r" NobodyLM.*: AcmeLM.*docs/models\.md", refusal(architecture="NobodyLM"), re.DOTALL)
+def test_a_flag_of_another_plugin_is_refused_with_both(site: Site) -> None:
+    flag = options("x: Annotated[int, Flag('--strength')] = Field(1, description='x')")
+    registry = both(site, flag)
+    assert list(registry.broken) == ["zeta"]
+    assert "--strength" in str(registry.broken["zeta"])
+    assert "'acme' (acme-dist 2.1)" in str(registry.broken["zeta"])
+    assert set(load_plugins(["zeta"], without=["acme"]).options) >= {"zeta"}
 
 
-def test_a_claim_that_the_plugin_does_not_keep_is_an_error(install):
-    acme(install, specs("OtherLM"), claims={"AcmeLM": "acme"})
-    assert re.search(r"acme 2\.1.*AcmeLM", refusal(architecture="AcmeLM"))
+def test_two_plugins_with_one_component_are_both_there_and_the_bare_name_is_an_error(site: Site) -> None:
+    registry = both(site, REWARD)
+    assert registry.broken == {}
+    with pytest.raises(PluginError) as failure:
+        registry.find(Kind.REWARD_MODEL, "length")
+    for name in ("acme-dist 2.1", "zeta-dist 2.1", "acme:length", "zeta:length"):
+        assert name in str(failure.value)
+    assert registry.find(Kind.REWARD_MODEL, "zeta:length")[0].name == "zeta"
+    assert registry.component(Kind.REWARD_MODEL, "acme:length").target == "acme_p.code:Length"
+    assert {"acme:length", "zeta:length"} <= set(registry.names(Kind.REWARD_MODEL))
+    assert "length" not in registry.names(Kind.REWARD_MODEL)
+    with pytest.raises(PluginError):
+        registry.find(Kind.REWARD_MODEL, "grpo:length")
 
 
-def test_the_installed_grpo_plugin_presets_the_estimator_it_offers():
-    active = activate(["grpo"])
-    assert active.presets == {"advantage_estimator": ("grpo", "grpo")}
-    assert active.options["grpo"].model_fields["std_normalization"].default is True
-    assert active.registry.find(Kind.ADVANTAGE_ESTIMATOR, "grpo").traits == AdvantageTraits(
-        scope="sample", reads={"rewards", "groups", "rollouts"}, policy_loss="clipped"
-    )
+def test_a_component_of_the_core_counts_like_any_other(site: Site) -> None:
+    site.install("acme", f"{REGISTER}add.reward_model('exact_match', 'a:b')")
+    registry = loaded()
+    with pytest.raises(PluginError, match="core:exact_match"):
+        registry.find(Kind.REWARD_MODEL, "exact_match")
+    assert registry.owner(Kind.REWARD_MODEL, "core:exact_match") == CORE
 
 
-def test_a_target_that_is_not_there_names_plugin_and_component(install):
-    acme(install, rewards("length"))
-    registry = activate(["acme"]).registry
-    with pytest.raises(PluginError, match=r"acme 2\.1.*acme\.code:Thing .*'length'.*'acme\.code'"):
-        registry.load(Kind.REWARD_MODEL, "length")
+def test_two_specs_of_one_architecture_are_both_named_unless_one_is_preferred(site: Site) -> None:
+    registry = both(site, f"{REGISTER}add.model_spec('tree', 'NAME_p.code:S', architectures={{'AcmeLM', 'NAMELM'}})")
+    with pytest.raises(PluginError) as failure:
+        registry.model_spec("AcmeLM")
+    for name in ("AcmeLM", "acme-dist", "zeta-dist", "--no-plugin"):
+        assert name in str(failure.value)
+    preferred = registry.model_spec("AcmeLM", prefer=("zeta",))
+    assert preferred is not None
+    assert preferred[0].name == "zeta"
+    single = registry.model_spec("zetaLM")
+    assert single is not None
+    assert single[1] is registry.component(Kind.MODEL_SPEC, "zeta:tree")
+    assert registry.model_spec("NobodyLM") is None
+
+
+def test_a_command_of_two_plugins_is_that_of_the_first_by_name(site: Site) -> None:
+    registry = both(site, f"{REGISTER}add.command('oak', 'NAME_p.code:main')")
+    plugin, path = added_commands(registry)["oak"]
+    assert (plugin.name, path) == ("acme", "acme_p.code:main")
+
+
+# --- What plugins add -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "near"), [("cliped", "clipped"), ("nothing-like-it", "clipped")])
+def test_a_component_that_no_plugin_offers_is_answered_with_those_that_exist(name: str, near: str) -> None:
+    registry = activated()
+    assert registry.offers(Kind.POLICY_LOSS, name) == []
+    with pytest.raises(PluginError, match=rf"{name}(.|\n)*{near}"):
+        registry.find(Kind.POLICY_LOSS, name)
+
+
+def test_a_target_is_imported_when_it_is_loaded(site: Site) -> None:
+    site.install("acme", REWARD.replace("NAME", "acme"), code=LENGTH)
+    registry = loaded()
+    assert "acme_p.code" not in sys.modules
+    assert load(registry, Kind.REWARD_MODEL, "length") is sys.modules["acme_p.code"].Length
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("import no_such_thing", ["ModuleNotFoundError", "code.py:1"]),
+        ("", ["AttributeError", "Length"]),
+        (LENGTH.replace("score", "scores"), ["score"]),
+        (LENGTH.replace("async ", ""), ["score", "async"]),
+    ],
+    ids=["no module", "no class", "no method of its kind", "not async"],
+)
+def test_a_target_that_cannot_be_used_names_plugin_and_component(site: Site, code: str, names: list[str]) -> None:
+    site.install("acme", REWARD.replace("NAME", "acme"), code=code)
+    registry = loaded()
+    assert registry.broken == {}
+    with pytest.raises(PluginError) as failure:
+        load(registry, Kind.REWARD_MODEL, "length")
+    text = str(failure.value)
+    assert [name for name in ("acme-dist 2.1", "'length'", "acme_p.code:Length", *names) if name not in text] == []
+
+
+def test_a_file_and_a_module_offer_what_they_define(site: Site) -> None:
+    code = f"{REGISTER}add.reward_model('mine', Mine)\n" + LENGTH.replace("Length", "Mine")
+    (site.install("lab", points={}) / "lab_p/plugin.py").write_text(HEAD + code.replace("'mine'", "'other'"))
+    registry = activated(site.file("mine", code), "lab_p.plugin")
+    assert load(registry, Kind.REWARD_MODEL, "mine").__name__ == "Mine"
+    assert registry.owner(Kind.REWARD_MODEL, "other").name == "lab_p_plugin"
+    assert [plugin.name for plugin in registry.plugins] == ["core", "mine", "lab_p_plugin"]
+
+
+def test_an_entry_point_may_name_an_object(site: Site) -> None:
+    source = "class Tree:\n    @hookimpl\n    def slime_register(self, add): add.presets(gamma=0.5)\ntree = Tree()\n"
+    site.install("acme", source, points={"acme": "acme_p.plugin:tree"})
+    assert loaded("acme").loaded["acme"].added.preset_values == {"gamma": 0.5}
+
+
+@pytest.mark.parametrize("as_path", [False, True])
+def test_options_are_a_class_or_its_path_and_have_defaults(site: Site, as_path: bool) -> None:
+    source = options("x: int = Field(3, description='x')")
+    site.install("acme", source.replace("add.options(Options)", "add.options('acme_p.plugin:Options')"))
+    registry = loaded()
+    assert list(registry.options["acme"].model_fields) == ["x"]
+    assert registry.options_of("acme").x == 3
+    assert registry.options_of("acme", {"acme": "others"}) == "others"
+    assert registry.options_of("core") is None
+    assert load_plugins(options=False).options == {}
+
+
+def test_a_registry_of_some_plugins_has_the_components_of_no_other(site: Site) -> None:
+    registry = both(site, REWARD).only(["core", "zeta", "zeta"])
+    assert [plugin.name for plugin in registry.plugins] == ["core", "zeta"]
+    assert registry.owner(Kind.REWARD_MODEL, "length").name == "zeta"
+    assert [component.name for component in registry.components("zeta")] == ["length"]
+
+
+def test_all_plugins_are_required_unless_the_caller_names_some(site: Site) -> None:
+    site.install("acme", "import no_such_thing")
+    plugin = Plugin("acme", "acme-dist", "2.1", "acme_p.plugin")
+    with pytest.raises(PluginError):
+        register([CORE, plugin])
+    assert list(register([CORE, plugin], required={"core"}).broken) == ["acme"]
+
+
+def test_every_installed_plugin_of_this_project_loads() -> None:
+    registry = loaded()
+    assert registry.broken == {}
+    assert len(registry.loaded) >= 14
+    assert "core" in registry.loaded
+
+
+def test_one_module_is_one_plugin(site: Site) -> None:
+    site.install("acme", REWARD.replace("NAME", "acme"))
+    assert "acme" in refusal("acme", "acme_p.plugin")
+
+
+def test_a_plugin_that_fails_is_not_called_for_the_next_one(site: Site) -> None:
+    registry = both(site, f"{REGISTER}seen.append('NAME'); assert seen == ['NAME'] and 'NAME' != 'acme'")
+    assert list(registry.broken) == ["acme"]
+    assert "zeta" in registry.loaded
+
+
+def test_an_object_without_a_hash_is_a_plugin_like_others(site: Site) -> None:
+    source = """
+        class Tree:
+            __hash__ = None
+            @hookimpl
+            def slime_register(self, add): add.presets(gamma=0.5)
+        tree = Tree()
+    """
+    site.install("acme", source, points={"acme": "acme_p.plugin:tree"})
+    assert loaded().loaded["acme"].added.preset_values == {"gamma": 0.5}

@@ -1,21 +1,24 @@
-"""Rows that cannot be read and are left out: three are reported, the first thousand are written to a file."""
+"""Rows that are left out: which, how they are reported, and what a row may ask for."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slime_core import PromptRequest, RunView
+from slime_core import RunView
 from slime_core.builtin.rollout import PromptFiles
 from slime_core.config.schema import ARITHMETIC
-from slime_core.errors import DataError
+from slime_core.errors import DataError, RunError
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.requests import BadRows, PromptLengths, RunFilter
-from slime_core.prompts.row_checks import RowChecks, refuse_unknown
+from slime_core.prompts.requests import CHUNK, BadRows, PromptLengths, RunFilter
+from slime_core.prompts.row_checks import RowChecks, own_sampling
+from slime_core.provisional import PromptRequest
 
 
 def test_three_bad_rows_are_reported_and_the_file_holds_the_first_thousand_once(tmp_path: Path) -> None:
@@ -34,19 +37,12 @@ def test_three_bad_rows_are_reported_and_the_file_holds_the_first_thousand_once(
     assert (len(again.news()), path.read_text().splitlines()) == (1, lines)
 
 
-def test_without_a_file_nothing_is_written() -> None:
-    bad = BadRows()
-    for line in range(5):
-        bad.add(f"line {line}")
-    assert bad.news() == ["line 0", "line 1", "line 2", "and 2 more"]
-
-
 def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\njunk\n\n{"prompt": ""}\n{"prompt": "b"}\n')
     left_out = RunFilter(bad_rows=tmp_path / "bad-rows.log")
     request = PromptRequest(path, label_key=None, skips_bad=True, filter=left_out)
-    found = [group[0].prompt for group in PromptFiles(None, RunView(prompts=request)).next_groups(6)]
+    found = [group[0].prompt for group in PromptFiles(RunView(prompts=request)).next_groups(6)]
     assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
     (report,) = left_out.news()
     first, *others = report.split("\n")
@@ -84,8 +80,8 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     left_out = RunFilter(checks, bad_rows=tmp_path / "bad-rows.log")
     request = PromptRequest(path, label_key=None, filter=left_out)
     with pytest.raises(DataError, match=rf"^{re.escape(f'{path}, line 61: {message}')}"):
-        PromptFiles(None, RunView(prompts=request)).next_groups(61)
-    skipping = PromptFiles(None, RunView(prompts=replace(request, skips_bad=True))).next_groups(61)
+        PromptFiles(RunView(prompts=request)).next_groups(61)
+    skipping = PromptFiles(RunView(prompts=replace(request, skips_bad=True))).next_groups(61)
     assert [group[0].prompt for group in skipping] == ["a"] * 61
     assert left_out.metrics() == {"data/left_out/bad": 1.0}
     assert (tmp_path / "bad-rows.log").read_text().startswith(f"{path}, line 61: {message}")
@@ -107,21 +103,94 @@ def test_a_prompt_that_the_template_refuses_late_is_a_bad_row(tmp_path: Path, lo
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in [*["1"] * 1000, "x", "2"]))
     chosen = refusing(longest)
     request = PromptRequest(path, label_key=None, shuffle=False, skips_bad=True, filter=chosen)
-    groups = PromptFiles(None, RunView(prompts=request)).next_groups(1001)
+    groups = PromptFiles(RunView(prompts=request)).next_groups(1001)
     assert [group[0].prompt for group in groups] == [*["1"] * 1000, "2"]
     assert chosen.metrics() == {"data/left_out/bad": 1.0}
     failing = replace(request, skips_bad=False, filter=refusing(longest))
     with pytest.raises(DataError, match=rf"^{re.escape(f'{path}, line 1001: ')}"):
-        PromptFiles(None, RunView(prompts=failing)).next_groups(1001)
+        PromptFiles(RunView(prompts=failing)).next_groups(1001)
 
 
-def test_a_row_with_another_generate_function_is_not_rendered(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"prompt": "x", "metadata": {"generate_function": "mine"}}) + "\n")
-    request = PromptRequest(path, label_key=None, filter=refusing())
-    assert PromptFiles(None, RunView(prompts=request)).next_groups(1)[0][0].prompt == "x"
+OF_RUN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 
 
-def test_a_row_activates_no_plugin_and_says_which_one_to_add() -> None:
-    with pytest.raises(DataError, match=r"train\.jsonl:3.*'f1'(.|\n)*--plugin rewards"):
-        refuse_unknown({"rm_type": "f1"}, {"rm_type": {"exact_match": ""}}, where="train.jsonl:3")
+def own(requested: Any, *, of_run: dict[str, float] | None = None) -> dict[str, Any]:
+    return own_sampling({"sampling_params": requested}, of_run=of_run, where="x.jsonl, line 3")
+
+
+def test_a_row_says_what_it_wants_and_one_without_says_nothing() -> None:
+    read = own({"stop": "X", "max_new_tokens": 4, "stop_token_ids": 7})
+    assert read == {"stop": ("X",), "max_new_tokens": 4, "stop_token_ids": (7,)}
+    assert own({"temperature": 0, "json_schema": "{}"}) == {"temperature": 0.0, "json_schema": "{}"}
+    assert own_sampling({"carries": 1}, of_run=OF_RUN, where="") == own(None, of_run=OF_RUN) == {}
+    assert own({"temperature": 1.0, "top_k": -1}, of_run=OF_RUN) == {"temperature": 1.0, "top_k": -1}
+
+
+@pytest.mark.parametrize(
+    ("requested", "found", "in_evaluation"),
+    [
+        ("greedy", "found 'greedy'", False),
+        ({"max_tokens": 4}, "max_tokens = 4: ", False),
+        ({"top_p": 2}, "top_p = 2: ", False),
+        ({"stop": [""]}, r"stop = \[''\]: ", False),
+        ({"temperature": 0.7}, "temperature = 0.7, .* 1.", True),
+        ({"top_p": 0.9}, "top_p = 0.9, .* 1.", True),
+        ({"repetition_penalty": 1.0}, "repetition_penalty = 1.0 ", True),
+    ],
+)
+def test_wrong_sampling_params_and_another_distribution_in_training_are_refused(
+    requested: Any, found: str, in_evaluation: bool
+) -> None:
+    for of_run in (OF_RUN,) if in_evaluation else (OF_RUN, None):
+        with pytest.raises(DataError, match=rf"^x\.jsonl, line 3: metadata sampling_params: {found}"):
+            own(requested, of_run=of_run)
+    assert not in_evaluation or own(requested)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> PromptEncoder:
+    return PromptEncoder(ARITHMETIC / "model", apply_chat_template=False)
+
+
+@pytest.fixture(scope="module")
+def lengths(encoder: PromptEncoder) -> Iterator[PromptLengths]:
+    made = PromptLengths(encoder, num_workers=2)
+    yield made
+    made.close()
+
+
+def test_prompts_are_counted_in_order_by_several_processes(lengths, encoder):
+    prompts = [("1" * (n % 7 + 1), None) for n in range(3 * CHUNK + 5)]
+    assert lengths(prompts) == [len(encoder.encode(prompt)) for prompt, _ in prompts]
+    assert len(lengths._workers) == 2
+    assert lengths([]) == []
+
+
+def test_a_prompt_that_cannot_be_counted_raises_here_and_the_process_continues(lengths):
+    with pytest.raises(DataError, match="--apply-chat-template"):
+        lengths([([{"role": "user", "content": "1"}], None)])
+    assert lengths([("11", None)]) == [2]
+
+
+def test_a_process_that_died_is_an_error_with_a_way_out(encoder):
+    lengths = PromptLengths(encoder, num_workers=1)
+    lengths([("1", None)])
+    lengths._workers[0]._process.kill()
+    with pytest.raises(RunError, match=r"exit code -9.*--num-data-workers 0"):
+        lengths([("1", None)])
+    lengths.close()
+
+
+def test_left_out_prompts_are_reported_each_time_their_count_doubles():
+    left_out = RunFilter()
+    left_out.count_left_out("too_long", 3)
+    (first,) = left_out.news()
+    assert re.match("3 .*--rollout-max-prompt-len", first)
+    left_out.count_left_out("too_long", 3)
+    assert left_out.news() == []
+    left_out.count_left_out("too_long", 1)
+    left_out.count_left_out("bad", 1)
+    bad, long = left_out.news()
+    assert re.match("1 .*--on-bad-data skip", bad)
+    assert re.match("7 .*--rollout-max-prompt-len", long)
+    assert left_out.metrics() == {"data/left_out/bad": 1.0, "data/left_out/too_long": 7.0}

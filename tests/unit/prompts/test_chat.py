@@ -28,31 +28,14 @@ def chat() -> PromptEncoder:
     return PromptEncoder(FOLDER, apply_chat_template=True)
 
 
-def test_text_is_encoded_as_it_is(plain):
-    assert plain.encode("37+45") == [8, 12, 15, 9, 10]
-
-
-def test_the_template_makes_text_a_user_message_that_the_assistant_answers(chat):
-    assert chat.encode("37+45") == [USER, 8, 12, 15, 9, 10, ASSISTANT]
-
-
 def test_messages_are_rendered_whole(chat):
-    turns = [
-        {"role": "user", "content": "1+1"},
-        {"role": "assistant", "content": "2"},
-        {"role": "user", "content": "3"},
-    ]
+    turns = [{"role": role, "content": text} for role, text in (("user", "1+1"), ("assistant", "2"), ("user", "3"))]
     assert chat.encode(turns) == [USER, 6, 15, 6, ASSISTANT, 7, END, USER, 8, ASSISTANT]
 
 
 def test_messages_without_the_template_are_refused(plain):
     with pytest.raises(DataError, match="--apply-chat-template"):
         plain.encode([{"role": "user", "content": "1+1"}])
-
-
-def test_a_prompt_without_tokens_is_refused(plain):
-    with pytest.raises(DataError, match="''"):
-        plain.encode("")
 
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -73,21 +56,6 @@ def test_a_template_has_a_limit_of_time_and_memory_wherever_it_runs(
     assert resource.getrlimit(resource.RLIMIT_AS) == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     encoder.tokenizer.chat_template = "{{ messages[0]['content'] }}"
     assert encoder.encode("37+45") == [8, 12, 15, 9, 10]
-
-
-def test_a_thread_that_is_profiled_goes_on_after_a_template() -> None:
-    encoder = PromptEncoder(FOLDER, apply_chat_template=True)
-    encoder.tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    made: list[list[int]] = []
-
-    def profiled() -> None:
-        sys.setprofile(lambda *_: None)
-        made.append(encoder.encode("37+45"))
-
-    thread = threading.Thread(target=profiled, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert made == [[8, 12, 15, 9, 10]]
 
 
 def test_decoding_leaves_special_tokens_out(plain):
@@ -124,14 +92,6 @@ def test_a_tokenizer_without_a_template_is_refused_at_once(tmp_path):
         PromptEncoder(tmp_path, apply_chat_template=True)
 
 
-def with_template(tmp_path: Path, template: str) -> PromptEncoder:
-    for name in ("tokenizer.json", "config.json"):
-        shutil.copy(FOLDER / name, tmp_path)
-    settings = json.loads((FOLDER / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
-    return PromptEncoder(tmp_path, apply_chat_template=True)
-
-
 @pytest.mark.parametrize("content", ["2", "2+3"])
 def test_messages_continue_a_conversation_as_the_template_renders_it_whole(chat, content):
     turns = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": content}]
@@ -140,6 +100,29 @@ def test_messages_continue_a_conversation_as_the_template_renders_it_whole(chat,
     sampled = [*chat.encode(turns[:1]), *chat.encode_text(content)]
     assert [*sampled, *chat.encode_messages(more)] == chat.encode([*turns, *more])
     assert [*sampled, END, *chat.encode_messages(more, after=END)] == chat.encode([*turns, *more])
+
+
+def with_template(tmp_path: Path, template: str) -> PromptEncoder:
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(FOLDER / name, tmp_path)
+    settings = json.loads((FOLDER / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    return PromptEncoder(tmp_path, apply_chat_template=True)
+
+
+def test_a_thread_that_is_profiled_goes_on_after_a_template() -> None:
+    encoder = PromptEncoder(FOLDER, apply_chat_template=True)
+    encoder.tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    made: list[list[int]] = []
+
+    def profiled() -> None:
+        sys.setprofile(lambda *_: None)
+        made.append(encoder.encode("37+45"))
+
+    thread = threading.Thread(target=profiled, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert made == [[8, 12, 15, 9, 10]]
 
 
 def test_earlier_turns_that_a_template_rewrites_stay_out_of_what_follows(tmp_path):
@@ -161,13 +144,3 @@ def test_a_template_that_changes_the_assistants_turn_is_refused(tmp_path):
 def test_messages_do_not_continue_a_conversation_without_a_template(plain):
     with pytest.raises(DataError, match="--apply-chat-template"):
         plain.encode_messages([{"role": "user", "content": "3"}])
-
-
-def test_the_templates_own_refusal_of_messages_is_passed_on(tmp_path):
-    encoder = with_template(
-        tmp_path,
-        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
-        "{{ m.content }}{% endfor %}",
-    )
-    with pytest.raises(DataError, match="no tools here"):
-        encoder.encode_messages([{"role": "tool", "content": "3"}])

@@ -1,13 +1,17 @@
+"""The prompts of a run: their order, their numbers, and the state of their source."""
+
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slime_core import PromptFilter, PromptRequest, RunView, Sample
+from slime_core import RunView, Sample
 from slime_core.builtin.rollout import PromptFiles
 from slime_core.errors import CheckpointError, RunError
+from slime_core.provisional import PromptFilter, PromptRequest
 
 
 @pytest.fixture
@@ -24,15 +28,11 @@ class WithoutP3(PromptFilter):
 
 
 def source(file: Path, **request) -> PromptFiles:
-    return PromptFiles(None, RunView(prompts=PromptRequest(path=file, **request)))
+    return PromptFiles(RunView(prompts=PromptRequest(path=file, **request)))
 
 
 def texts(groups) -> list[str]:
     return [group[0].prompt for group in groups]
-
-
-def test_without_shuffling_prompts_come_in_file_order_again_and_again(file):
-    assert texts(source(file, shuffle=False).next_groups(9)) == ["p0", "p1", "p2", "p3", "p4", "p5", "p6", "p0", "p1"]
 
 
 def test_a_group_holds_samples_of_one_prompt_numbered_through_the_run(file):
@@ -59,22 +59,10 @@ def test_samples_of_a_prompt_share_neither_messages_nor_nested_metadata_in_any_e
         assert (clean.prompt, clean.metadata) == ([{"role": "user", "content": "q"}], {"tools": ["a"]})
 
 
-def test_every_prompt_comes_once_an_epoch_in_a_new_order(file):
-    prompts = source(file)
-    epochs = [texts(prompts.next_groups(7)) for _ in range(4)]
-    assert all(sorted(epoch) == [f"p{number}" for number in range(7)] for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 4
-
-
 def test_the_order_is_that_of_the_seed_and_the_same_on_every_machine(file):
     assert texts(source(file, seed=1).next_groups(7)) == texts(source(file, seed=1).next_groups(7))
     assert texts(source(file, seed=1).next_groups(7)) != texts(source(file, seed=2).next_groups(7))
     assert texts(source(file, seed=0).next_groups(7)) == ["p2", "p3", "p1", "p0", "p6", "p5", "p4"]
-
-
-def test_how_prompts_are_requested_does_not_change_their_order(file):
-    whole, parts = source(file), source(file)
-    assert texts(whole.next_groups(20)) == [text for n in (3, 9, 1, 7) for text in texts(parts.next_groups(n))]
 
 
 def test_groups_that_are_put_back_come_first_under_their_old_numbers_as_new_samples(file):
@@ -98,13 +86,6 @@ def test_a_group_that_is_put_back_without_a_number_is_refused(file, group, found
     assert prompts.state()["returned"] == []
 
 
-def test_more_put_back_than_requested_wait_for_the_next_call(file):
-    prompts = source(file)
-    prompts.put_back(prompts.next_groups(3))
-    assert [group[0].group_index for group in prompts.next_groups(2)] == [0, 1]
-    assert [group[0].group_index for group in prompts.next_groups(2)] == [2, 3]
-
-
 def test_a_restored_source_continues_where_the_state_was_taken(file):
     prompts = source(file)
     prompts.put_back(prompts.next_groups(9)[5:7])
@@ -113,15 +94,6 @@ def test_a_restored_source_continues_where_the_state_was_taken(file):
     resumed.restore(state)
     assert (state["next"], state["returned"], state["prompts"]) == (9, [5, 6], 7)
     assert resumed.next_groups(12) == prompts.next_groups(12)
-
-
-def test_a_state_does_not_change_after_it_was_taken(file):
-    prompts = source(file)
-    groups = prompts.next_groups(2)
-    state = prompts.state()
-    prompts.put_back(groups)
-    prompts.next_groups(1)
-    assert (state["next"], state["returned"]) == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -140,18 +112,46 @@ def test_a_state_that_would_mean_other_prompts_is_refused_with_what_differs(file
         source(file, **{"seed": 1, **request_}).restore(state)
 
 
-def test_all_that_differs_is_named_at_once(file):
-    with pytest.raises(CheckpointError, match="seed was 1, is 2; shuffle was True, is False"):
-        source(file, seed=2, shuffle=False).restore(source(file, seed=1).state())
+OLD: dict[str, Any] = json.loads(Path(__file__).with_name("cursors.json").read_text())
+"""What the code of an older version wrote into checkpoints."""
 
 
-def test_rows_that_were_edited_or_moved_are_another_file(file):
-    state = source(file).state()
-    lines = file.read_text().splitlines()
-    file.write_text("\n".join([lines[1], lines[0], *lines[2:]]))
-    with pytest.raises(CheckpointError, match="digest was"):
-        source(file).restore(state)
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, OLD["rows"])))
+    return path
 
 
-def test_the_size_of_the_source_is_one_pass_over_the_data(file):
-    assert len(source(file, n_samples_per_prompt=4)) == 7
+def test_an_old_cursor_continues_with_the_prompts_that_its_version_handed_out_next(old: Path) -> None:
+    prompts = source(old, n_samples_per_prompt=2, seed=11)
+    prompts.restore(OLD["cursor"])
+    groups = [(group[0].group_index, group[0].index, group[0].prompt) for group in prompts.next_groups(9)]
+    assert groups == [tuple(group) for group in OLD["then"]]
+
+
+def test_an_old_cursor_of_other_prompts_or_settings_is_refused_with_what_differs(old: Path) -> None:
+    with pytest.raises(CheckpointError, match=r": seed was 11, is 12\."):
+        source(old, n_samples_per_prompt=2, seed=12).restore(OLD["cursor"])
+    old.write_text(old.read_text().replace("p3", "p9"))
+    with pytest.raises(CheckpointError, match=r": digest was 166556\w+, is \w+\."):
+        source(old, n_samples_per_prompt=2, seed=11).restore(OLD["cursor"])
+
+
+def test_every_prompt_comes_once_an_epoch_in_a_new_order(file):
+    prompts = source(file)
+    epochs = [texts(prompts.next_groups(7)) for _ in range(4)]
+    assert all(sorted(epoch) == [f"p{number}" for number in range(7)] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+
+
+def test_how_prompts_are_requested_does_not_change_their_order(file):
+    whole, parts = source(file), source(file)
+    assert texts(whole.next_groups(20)) == [text for n in (3, 9, 1, 7) for text in texts(parts.next_groups(n))]
+
+
+def test_more_put_back_than_requested_wait_for_the_next_call(file):
+    prompts = source(file)
+    prompts.put_back(prompts.next_groups(3))
+    assert [group[0].group_index for group in prompts.next_groups(2)] == [0, 1]
+    assert [group[0].group_index for group in prompts.next_groups(2)] == [2, 3]

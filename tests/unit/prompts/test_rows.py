@@ -1,14 +1,28 @@
+"""Rows of prompt files: what a path names, where lines start, and what a row holds."""
+
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slime_core import PromptRequest
+from slime_core import RunView
+from slime_core.builtin.rollout import PromptFiles
+from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
-from slime_core.prompts.rows import PromptRow, content_of, numbered_prompts, open_tables, rows_in_order
+from slime_core.prompts.rows import (
+    EVERY,
+    LineTable,
+    PromptRow,
+    content_of,
+    numbered_prompts,
+    open_tables,
+    rows_in_order,
+)
+from slime_core.provisional import PromptRequest
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -37,32 +51,10 @@ def test_only_line_feeds_end_a_line(tmp_path):
     assert [(number, row["prompt"]) for number, row in read_rows(path)] == [(1, text), (2, "next")]
 
 
-def test_a_row_becomes_a_prompt_with_label_and_metadata(tmp_path):
-    path = write(tmp_path, '{"prompt": "37+45", "label": "82", "metadata": {"carries": 1}, "more": 0}')
-    assert prompts(path) == [PromptRow("37+45", "82", {"carries": 1})]
-
-
-def test_fields_are_named_by_the_keys(tmp_path):
-    path = write(tmp_path, '{"question": "q", "answer": "a", "about": {"kind": 1}}')
-    found = prompts(path, input_key="question", label_key="answer", metadata_key="about")
-    assert found == [PromptRow("q", "a", {"kind": 1})]
-
-
 @pytest.mark.parametrize(("label", "text"), [("42", '"42"'), ("42", "42"), ("[1, 2]", "[1, 2]"), (None, "null")])
 def test_a_label_is_text_whatever_the_row_holds(tmp_path, label, text):
     (row,) = prompts(write(tmp_path, f'{{"prompt": "q", "label": {text}}}'))
     assert row.label == label
-
-
-def test_without_a_label_key_rows_need_no_label(tmp_path):
-    (row,) = prompts(write(tmp_path, '{"prompt": "q"}'), label_key=None)
-    assert row == PromptRow("q")
-
-
-def test_a_prompt_may_be_chat_messages(tmp_path):
-    messages = [{"role": "user", "content": "hello"}]
-    (row,) = prompts(write(tmp_path, json.dumps({"prompt": messages, "label": "x"})))
-    assert row.prompt == messages
 
 
 @pytest.mark.parametrize(
@@ -73,24 +65,20 @@ def test_a_prompt_may_be_chat_messages(tmp_path):
         ("[1]", ": found list"),
         ('{"question": "q", "x": 1}', ": .*'prompt', found question, x. .*--input-key"),
         ("{}", ": .*'prompt', found none"),
-        ('{"prompt": 5, "label": "x"}', ": field 'prompt' "),
         ('{"prompt": [], "label": "x"}', ": field 'prompt' "),
-        ('{"prompt": [{"role": "user"}], "label": "x"}', ": field 'prompt' "),
+        ('{"prompt": " \\n", "label": "x"}', ": .*'prompt' is empty"),
+        ('{"prompt": [{"role": "user", "content": []}], "label": "x"}', ": .*'prompt' is empty"),
         ('{"prompt": [{"role": 7, "content": "q"}], "label": "x"}', r": field 'prompt' .*: found \[{"),
-        ('{"prompt": [{"role": "user", "content": null}], "label": "x"}', r": field 'prompt' .*: found \[{"),
         ('{"prompt": [{"role": "user", "content": 5}], "label": "x"}', r": field 'prompt' .*: found \[{"),
-        ('{"prompt": null, "label": "x"}', ": field 'prompt' .*: found null"),
         ('{"prompt": "q"}', ": .*'label', found prompt. .*--label-key none"),
         ('{"prompt": "q", "label": "x", "metadata": 3}', ": field 'metadata' is int.*--metadata-key"),
         ('{"prompt": "q", "label": "x", "tools": [1]}', ": field 'tools' "),
         (json.dumps({"prompt": "q", "label": "x", "tools": "[" * 100_000}), ": field 'tools' "),
-        (json.dumps({"prompt": "q", "label": "x", "tools": f"[{'9' * 5000}]"}), ": field 'tools' "),
         (json.dumps({"prompt": "q", "label": "x", "tools": "[1"}), ": field 'tools' "),
         (f'{{"prompt": "q", "label": {"[" * 100_000}', ": .*recursion"),
         (f'{{"prompt": "q", "label": {"9" * 5000}}}', ": .*4300 digits"),
         (r'{"prompt": "a\ud800b", "label": "x"}', ": .*utf-8"),
         ('{"prompt": "q", "label": NaN}', ": field 'label' holds nan"),
-        ('{"prompt": "q", "label": Infinity}', ": field 'label' holds inf"),
         ('{"prompt": "q", "label": 1e999}', ": field 'label' holds inf"),
     ],
     ids=lambda value: value[:60],
@@ -109,52 +97,11 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         read_rows(tmp_path / "latin.jsonl")
 
 
-def test_a_file_without_rows_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"rows\.jsonl .*no rows"):
-        prompts(write(tmp_path, "", " "))
-
-
-def test_both_halves_of_a_character_are_one(tmp_path):
-    (row,) = prompts(write(tmp_path, r'{"prompt": "\ud83d\ude00", "label": "x"}'))
-    assert row.prompt == "\N{GRINNING FACE}"
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "",
-        " \n",
-        [{"role": "user", "content": " "}],
-        [{"role": "system", "content": ""}, {"role": "user", "content": []}],
-    ],
-)
-def test_an_empty_prompt_is_refused(tmp_path, prompt):
-    with pytest.raises(DataError, match=r"rows\.jsonl, line 1: .*'prompt' is empty"):
-        prompts(write(tmp_path, json.dumps({"prompt": prompt, "label": "x"})))
-
-
 def test_a_conversation_may_hold_an_empty_message(tmp_path):
     system, called = {"role": "system", "content": ""}, {"role": "assistant", "content": None, "tool_calls": [{}]}
     for prompt in ([system, {"role": "user", "content": "q"}], [{"role": "user", "content": ""}, called]):
         (row,) = prompts(write(tmp_path, json.dumps({"prompt": prompt, "label": "x"})))
         assert row.prompt == prompt
-
-
-def test_no_text_is_no_tools(tmp_path):
-    path = write(tmp_path, '{"prompt": "q", "tools": " "}')
-    assert prompts(path, label_key=None, tool_key="tools") == [PromptRow("q")]
-
-
-def test_the_names_of_very_many_fields_are_cut(tmp_path):
-    path = write(tmp_path, json.dumps({f"{n}" * 50: 0 for n in range(1, 30)}))
-    with pytest.raises(DataError, match=rf"{'1' * 50}, {'2' * 50}, .*\.\.\. .*--input-key") as caught:
-        prompts(path)
-    assert "29" * 50 not in str(caught.value)
-
-
-def test_metadata_may_be_null(tmp_path):
-    (row,) = prompts(write(tmp_path, '{"prompt": "q", "label": "x", "metadata": null}'))
-    assert row.metadata == {}
 
 
 @pytest.mark.parametrize(
@@ -199,9 +146,7 @@ VERL = {
         ({"label_key": "reward_model.style"}, PromptRow(VERL["prompt"], "a name with a dot")),
         ({"label_key": "final_answer.1"}, PromptRow(VERL["prompt"], "4")),
         ({"label_key": "as.text.label"}, PromptRow(VERL["prompt"], "5")),
-        ({"label_key": "as.text.more.0"}, PromptRow(VERL["prompt"], "6")),
         ({"label_key": "answer.value"}, PromptRow(VERL["prompt"])),
-        ({"label_key": None, "input_key": "extra_info.question"}, PromptRow("How many?")),
         ({"label_key": None, "metadata_key": "extra_info.about"}, PromptRow(VERL["prompt"], metadata={"level": 1})),
         (
             {"label_key": None, "metadata_key": "as.text"},
@@ -242,3 +187,113 @@ def test_marks_and_line_ends_of_other_systems_are_read(tmp_path, content, lines)
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     assert read_rows(path) == [(line, {"a": number}) for number, line in enumerate(lines, 1)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def source(path: Path, **request: Any) -> PromptFiles:
+    return PromptFiles(RunView(prompts=PromptRequest(path, **{"label_key": None, **request})))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a.jsonl", ("a.jsonl", 0, None)),
+        ("a.jsonl@[:]", ("a.jsonl", 0, None)),
+        ("a.jsonl@[3:]", ("a.jsonl", 3, None)),
+        ("data/*.jsonl@[:7]", ("data/*.jsonl", 0, 7)),
+        ("a@b.jsonl@[3:7]", ("a@b.jsonl", 3, 7)),
+    ],
+)
+def test_a_slice_follows_the_path(text, wanted):
+    assert PromptPath.read(Path(text)) == PromptPath(Path(wanted[0]), *wanted[1:])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("*.jsonl", ["a.jsonl", "b.jsonl"]),
+        ("*", ["a.jsonl", "b.jsonl", "c.parquet", "part-0"]),
+        ("[ab]*", ["a.jsonl", "b.jsonl"]),
+        ("*.txt", ["notes.txt"]),
+        ("_*.jsonl", ["_draft.jsonl"]),
+        (".*.jsonl", [".hidden.jsonl"]),
+        ("**/*.jsonl", ["a.jsonl", "b.jsonl", "more/d.jsonl"]),
+        ("**", ["a.jsonl", "b.jsonl", "c.parquet", "more/d.jsonl", "part-0"]),
+        ("a**.jsonl", ["a.jsonl"]),
+        ("*/d.jsonl", ["link/d.jsonl", "more/d.jsonl"]),
+        ("_cache/*", ["_cache/e.jsonl"]),
+        ("_*/*", ["_cache/e.jsonl"]),
+    ],
+)
+def test_a_pattern_means_what_a_reader_would_take_it_for(tmp_path, pattern, wanted):
+    names = ("a.jsonl", "b.jsonl", "c.parquet", "part-0", "notes.txt", "README.md", "_draft.jsonl", ".hidden.jsonl")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "_cache").mkdir()
+    (tmp_path / ".git").mkdir()
+    for name in (*names, "more/d.jsonl", "_cache/e.jsonl", ".git/f.jsonl"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "more" / "up").symlink_to(tmp_path)
+    (tmp_path / "more" / "up too").symlink_to(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "more")
+    assert [
+        str(file.relative_to(tmp_path)) for file in PromptPath.read(tmp_path / pattern).files(["parquet"])
+    ] == wanted
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(DataError, match=r"rows\.jsonl .*pipe"):
+        source(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("lines", [0, 1, EVERY - 1, EVERY, EVERY + 1, 5 * EVERY])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_every_line_is_found_by_its_number(tmp_path, lines, end):
+    path = tmp_path / "lines.jsonl"
+    path.write_text("\n".join(f'{{"n": {n}}}' for n in range(lines)) + (end if lines else ""))
+    table = LineTable(path)
+    assert table.total() == lines
+    assert [raw.content.strip() for raw in table.read(0, lines)] == [f'{{"n": {n}}}'.encode() for n in range(lines)]
+    for n in range(0, lines, 7):
+        (raw,) = table.read(n, n + 1)
+        assert raw.content.strip() == f'{{"n": {n}}}'.encode()
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 700), (299, 302), (300, 600), (601, None), (899, 900), (900, None)])
+def test_a_slice_reaches_over_files(tmp_path, start, stop):
+    for file in range(3):
+        (tmp_path / f"{file}.jsonl").write_text("".join(f"{300 * file + row}\n" for row in range(300)))
+    where, tables = open_tables(Path(f"{tmp_path}/*.jsonl@[{start}:{stop or ''}]"), {})
+    found = [int(raw.line) for raw in rows_in_order(where, tables)]
+    assert found == list(range(900))[start:stop]
+
+
+def test_images_and_the_like_come_as_they_stand(tmp_path):
+    path = tmp_path / "images.jsonl"
+    path.write_text('{"prompt": "a", "pictures": ["x.png"]}\n{"prompt": "b", "pictures": null}\n')
+    first, second = source(path, shuffle=False, multimodal_keys=(("image", "pictures"),)).next_groups(2)
+    assert (first[0].multimodal_inputs, second[0].multimodal_inputs) == ({"image": ["x.png"]}, None)
+    with pytest.raises(DataError, match=r"images\.jsonl, line 1: .*'photos', .*--multimodal-keys"):
+        source(path, multimodal_keys=(("image", "photos"),))
+
+
+def test_a_relative_pattern_and_a_link_to_a_file_are_read(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "a.jsonl")
+    (tmp_path / "c.jsonl").symlink_to(tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path)
+    assert PromptPath.read(Path("*.jsonl")).files() == [Path("a.jsonl"), Path("b.jsonl")]
+
+
+def test_a_file_without_rows_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"rows\.jsonl .*no rows"):
+        prompts(write(tmp_path, "", " "))
+
+
+def test_no_text_is_no_tools(tmp_path):
+    path = write(tmp_path, '{"prompt": "q", "tools": " "}')
+    assert prompts(path, label_key=None, tool_key="tools") == [PromptRow("q")]

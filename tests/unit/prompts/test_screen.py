@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from slime_core import PromptRequest
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.prompts import screen as room_of_screen
@@ -17,6 +16,7 @@ from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.rows import numbered_prompts
 from slime_core.prompts.screen import Room, screen, writes_tools
+from slime_core.provisional import PromptRequest
 
 MODEL = ARITHMETIC / "model"
 
@@ -57,11 +57,6 @@ def test_a_row_that_names_a_longer_response_of_its_own_has_less_room(tmp_path: P
     screen(request(write(tmp_path, first, second)), room=room(), setting="prompt_data")
 
 
-def test_the_first_of_several_is_named_and_the_others_counted(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 1 and 2 more: .* 14 tokens"):
-        look(tmp_path, "1" * 14, "2", "1" * 30, "1" * 13)
-
-
 @pytest.mark.parametrize(
     "prompt", ["37+45", [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]]
 )
@@ -89,69 +84,16 @@ def test_prompts_that_the_tokenizer_does_not_know_are_counted(tmp_path: Path) ->
     assert warned(tmp_path, *["1+1"] * 40, "a") == []
 
 
-@pytest.mark.parametrize("changed", [{"unk_token": None}, {"unk_token": "<unk>", "byte_fallback": True}])
-def test_a_tokenizer_that_writes_everything_has_no_unknown_tokens(tmp_path: Path, changed: dict[str, Any]) -> None:
-    shutil.copytree(MODEL, tmp_path / "model")
-    file = tmp_path / "model" / "tokenizer.json"
-    described = json.loads(file.read_text())
-    described["model"] = {"type": "BPE", "vocab": described["model"]["vocab"], "merges": [], **changed}
-    file.write_text(json.dumps(described))
-    assert warned(tmp_path, "Add 3 to 4", folder=tmp_path / "model") == []
-
-
 def test_prompts_that_the_run_leaves_out_may_be_long(tmp_path: Path) -> None:
     look(tmp_path, "1" * 50, "1", leaves_out=12)
     with pytest.raises(DataError, match=r"line 2: .* 14 tokens"):
         look(tmp_path, "1" * 50, "1" * 14, leaves_out=14)
 
 
-@pytest.mark.parametrize("changed", [{"context": None}, {"context": 10_000}])
-def test_no_tokenizer_is_read_where_no_prompt_can_be_too_long(tmp_path: Path, changed: dict[str, Any]) -> None:
-    look(tmp_path, "1" * 50, folder=tmp_path / "nothing", **changed)
-
-
-def test_a_tokenizer_with_code_of_its_own_is_left_to_the_sampler(tmp_path: Path) -> None:
-    shutil.copy(MODEL / "tokenizer.json", tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": "mine.Mine"}}')
-    look(tmp_path, "1" * 50, folder=tmp_path)
-
-
 def test_a_file_without_readable_rows_is_an_error_even_with_skip(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text("5\n6\n")
     with pytest.raises(DataError, match=r" 2 rows .*prompts\.jsonl, line 1"):
         screen(request(tmp_path / "prompts.jsonl", skips_bad=True), room=room(), setting="prompt_data")
-
-
-@pytest.mark.parametrize(
-    ("template", "mistake"),
-    [("{{ 1 / 0 }}", "ZeroDivisionError"), ("{{ raise_exception('no system') }}", "TemplateError: no system")],
-)
-def test_the_template_renders_one_prompt_even_where_none_can_be_too_long(
-    tmp_path: Path, template: str, mistake: str
-) -> None:
-    with pytest.raises(DataError, match=rf"prompts\.jsonl, line 1: .*{mistake}"):
-        look(tmp_path, "1", context=None, folder=with_template(tmp_path, template), apply_chat_template=True)
-
-
-def test_messages_without_the_template_are_refused_with_their_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 2: .*--apply-chat-template"):
-        look(tmp_path, "1", [{"role": "user", "content": "1"}])
-
-
-def test_the_check_of_a_large_file_reads_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_of_screen, "MOST_BYTES", 30)
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "1"}\n{"prompt": "a longer one"}\nnonsense\n')
-    screen(request(path), room=None, setting="prompt_data")
-    monkeypatch.setattr(room_of_screen, "MOST_BYTES", 60)
-    with pytest.raises(DataError, match="line 3, column 1: "):
-        screen(request(path), room=None, setting="prompt_data")
-
-
-def test_the_longest_prompts_are_counted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_of_screen, "MOST_TEXT", 20)
-    with pytest.raises(DataError, match=r"line 3: .* 15 tokens"):
-        look(tmp_path, "1" * 13, "1" * 14, "1" * 15)
 
 
 OFFERED = {
@@ -174,7 +116,7 @@ def test_rows_may_name_what_the_plugins_of_the_run_offer(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("row", "found"),
     [
-        ({"rm_type": "lenght"}, "rm_type = 'lenght' .*'length'"),
+        ({"rm_type": "lenght"}, "rm_type = 'lenght' .* length"),
         ({"rm_type": ["length"]}, r"rm_type = \['length'\] "),
         ({"rm_type": "0.5*length + 1*remote_rm"}, r"rm_type = .*'remote_rm' .* rm_url, .*--rm-url"),
         ({"rm_type": "mine.py:reward"}, "rm_type = 'mine.py:reward' "),
@@ -185,17 +127,6 @@ def test_rows_may_name_what_the_plugins_of_the_run_offer(tmp_path: Path) -> None
 def test_a_name_that_no_plugin_offers_is_refused_with_file_and_line(tmp_path: Path, row: Any, found: str) -> None:
     with pytest.raises(DataError, match=rf"^{tmp_path}/prompts\.jsonl, line 2: metadata {found}"):
         name(tmp_path, {}, row)
-
-
-def test_rows_with_a_generate_function_of_their_own_have_no_limit_of_length(tmp_path: Path) -> None:
-    path = write(tmp_path, {"prompt": "1" * 50, "metadata": {"generate_function": "single_turn"}})
-    screen(request(path, filter=RowChecks(OFFERED)), room=room(), setting="prompt_data")
-
-
-def test_a_limit_that_leaves_no_prompt_is_refused(tmp_path: Path) -> None:
-    look(tmp_path, "1" * 9, "1" * 5, leaves_out=5)
-    with pytest.raises(DataError, match=r"prompts\.jsonl: all 2 .* 5 tokens .* 6; .*--rollout-max-prompt-len"):
-        look(tmp_path, "1" * 9, "1" * 6, leaves_out=5)
 
 
 REFUSES_X = (
@@ -225,23 +156,6 @@ def test_a_row_of_another_form_is_rendered_wherever_it_stands(tmp_path: Path, li
         look(tmp_path, *rows, context=128, **settings)
 
 
-def test_the_first_rows_and_rows_at_equal_distances_are_rendered(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"folder": with_template(tmp_path, REFUSES_X), "apply_chat_template": True}
-    for line in (1, 100, 250):
-        with pytest.raises(DataError, match=f"line {line}:"):
-            look(tmp_path, *["1"] * (line - 1), "x", *["1"] * 1000, context=128, **settings)
-    with pytest.raises(DataError, match="line 301:"):
-        look(tmp_path, *["1"] * 300, *["x"] * 300, context=128, **settings)
-
-
-def test_rows_that_the_template_refuses_are_left_out_if_bad_rows_are(tmp_path: Path) -> None:
-    prompts = ["1+1", "x", chat(("note", "4"), ("user", "4")), "2"]
-    path = write(tmp_path, *({"prompt": prompt} for prompt in prompts))
-    limits = room(folder=with_template(tmp_path, REFUSES_X), apply_chat_template=True)
-    bad = screen(request(path, skips_bad=True), room=limits, setting="prompt_data")
-    assert [text.partition(": ")[0] for text in bad] == [f"{path}, line {line}" for line in (2, 3)]
-
-
 def test_tools_that_the_template_leaves_out_are_refused_with_their_row(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "mul"}}]
     path = write(tmp_path, {"prompt": "1+1"}, {"prompt": "2+2", "tools": tools})
@@ -266,3 +180,48 @@ def test_a_row_is_the_text_that_its_messages_mean(tmp_path: Path, prompt: Any, t
     screen(request(path), room=room(apply_chat_template=True, context=128), setting="prompt_data")
     ((_, row),) = numbered_prompts(request(path))
     assert PromptEncoder(MODEL, apply_chat_template=True).text(row.prompt) == text
+
+
+@pytest.mark.parametrize("changed", [{"unk_token": None}, {"unk_token": "<unk>", "byte_fallback": True}])
+def test_a_tokenizer_that_writes_everything_has_no_unknown_tokens(tmp_path: Path, changed: dict[str, Any]) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer.json"
+    described = json.loads(file.read_text())
+    described["model"] = {"type": "BPE", "vocab": described["model"]["vocab"], "merges": [], **changed}
+    file.write_text(json.dumps(described))
+    assert warned(tmp_path, "Add 3 to 4", folder=tmp_path / "model") == []
+
+
+def test_a_tokenizer_with_code_of_its_own_is_left_to_the_sampler(tmp_path: Path) -> None:
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": "mine.Mine"}}')
+    look(tmp_path, "1" * 50, folder=tmp_path)
+
+
+def test_the_check_of_a_large_file_reads_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_of_screen, "MOST_BYTES", 30)
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "1"}\n{"prompt": "a longer one"}\nnonsense\n')
+    screen(request(path), room=None, setting="prompt_data")
+    monkeypatch.setattr(room_of_screen, "MOST_BYTES", 60)
+    with pytest.raises(DataError, match="line 3, column 1: "):
+        screen(request(path), room=None, setting="prompt_data")
+
+
+def test_a_limit_that_leaves_no_prompt_is_refused(tmp_path: Path) -> None:
+    look(tmp_path, "1" * 9, "1" * 5, leaves_out=5)
+    with pytest.raises(DataError, match=r"prompts\.jsonl: all 2 .* 5 tokens .* 6; .*--rollout-max-prompt-len"):
+        look(tmp_path, "1" * 9, "1" * 6, leaves_out=5)
+
+
+@pytest.mark.parametrize("changed", [{"context": None}, {"context": 10_000}])
+def test_no_tokenizer_is_read_where_no_prompt_can_be_too_long(tmp_path: Path, changed: dict[str, Any]) -> None:
+    look(tmp_path, "1" * 50, folder=tmp_path / "nothing", **changed)
+
+
+def test_rows_that_the_template_refuses_are_left_out_if_bad_rows_are(tmp_path: Path) -> None:
+    prompts = ["1+1", "x", chat(("note", "4"), ("user", "4")), "2"]
+    path = write(tmp_path, *({"prompt": prompt} for prompt in prompts))
+    limits = room(folder=with_template(tmp_path, REFUSES_X), apply_chat_template=True)
+    bad = screen(request(path, skips_bad=True), room=limits, setting="prompt_data")
+    assert [text.partition(": ")[0] for text in bad] == [f"{path}, line {line}" for line in (2, 3)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ from slime_core.config.sampling import RolloutConfig
 from slime_core.rollout.components import Transforms
 from slime_core.rollout.evaluation import pass_rates, scores
 from slime_core.rollout.rollout_batch import RolloutBatch, Staleness
-from slime_core.track.ledger import Journal, Recount
-from slime_core.track.record import SampleWriter
 from slime_core.types import PromptGroup, Sample, Status
 
 
@@ -59,30 +56,6 @@ def test_failures_are_counted_by_cause(collected):
     metrics = collected.metrics(collected.trained)
     found = {name: value for name, value in metrics.items() if name.startswith("rollout/failures/")}
     assert found == {"rollout/failures/engine_timeout": 2.0, "rollout/failures/other": 1.0}
-
-
-def test_the_time_that_samples_spent_in_tools_is_measured():
-    found = batch(1)
-    found.take([group(0, None, None)])
-    assert not any("non_generation" in name for name in found.metrics(found.trained))
-    found.trained[0].non_generation_time = 3.0
-    metrics = found.metrics(found.trained)
-    assert (metrics["perf/non_generation_time/mean"], metrics["perf/non_generation_time/max"]) == (1.5, 3.0)
-
-
-def test_the_ledger_counts_the_failed_samples(collected, request, tmp_path: Path):
-    journal = Journal(tmp_path)
-    journal.took({number: [2 * number, 2 * number + 1] for number in range(3)})
-    SampleWriter(tmp_path).write("train", 0, collected.written, dropped=collected.dropped)
-    journal.closed(0)
-    found = Recount(tmp_path)
-    found.read()
-    second = (
-        {("failed", "engine_timeout"): 2} if "drop_group" in request.node.name else {("failed", "engine_timeout"): 1}
-    )
-    trained = 3 - sum(second.values())
-    assert found.groups == {("trained", ""): trained, **second}
-    assert found.open == {}
 
 
 def test_siblings_of_one_generation_count_once_in_pass_rates_as_in_evaluations():

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slime_core.config.learning import AlgorithmConfig
 from slime_core.config.options import PluginSettings
-from slime_core.config.sampling import DataConfig, RolloutConfig
-from slime_core.config.schema import RunConfig
 from slime_core.errors import DataError
-from slime_core.plugins.activation import activate
-from slime_core.plugins.component import Kind
-from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout import sampler_components
-from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.plugins.registration import Kind
 from slime_core.types import Sample
-from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
+from tests.unit.rollout.samplers import FakeClient, answer, written
 
 PLUGIN = """
-from slime_core import Component, GenerateTraits, RewardTraits, Sample, Status, hookimpl
+from slime_core import hookimpl, Sample, Status
 
 calls = []
 
@@ -66,87 +59,54 @@ class Forked:
 
 
 @hookimpl
-def slime_register_reward_models():
-    yield Component("ranked", target=f"{__name__}:Ranked", traits=RewardTraits(scope="group"))
-    yield Component("length", target=f"{__name__}:Length", traits=RewardTraits(scope="sample"))
-
-
-@hookimpl
-def slime_register_generate_functions():
-    yield Component("constant", target=f"{__name__}:Constant", traits=GenerateTraits(scope="sample"))
-    yield Component("forked", target=f"{__name__}:Forked", traits=GenerateTraits(scope="sample"))
+def slime_register(add):
+    add.reward_model("ranked", Ranked, scope="group")
+    add.reward_model("length", Length, scope="sample")
+    add.generate_function("constant", Constant, scope="sample")
+    add.generate_function("forked", Forked, scope="sample")
 """
 
 ANSWERS = {f"1+{n}": [answer("2"), answer("33")] for n in range(1, 5)}
 
 
+Build = Callable[..., tuple[Any, Any, FakeClient]]
+
+
 @pytest.fixture
-def build(tmp_path, monkeypatch):
-    """A sampler over the rows that are given, one group of 2 samples a row; the toy plugin's module; and the client."""
+def build(tmp_path: Path, make_sampler: Callable[..., Any]) -> Build:
+    """A sampler over rows with this metadata, one group of 2 samples a row; the toy plugin's module; and the client."""
     (tmp_path / "toy.py").write_text(PLUGIN)
-    encoder = PromptEncoder(FOLDER, apply_chat_template=False)
 
-    def make(*metadata, provided: PluginSettings | None = None, **rollout):
+    def make(*metadata: Any, provided: PluginSettings | None = None, **rollout: Any) -> tuple[Any, Any, FakeClient]:
         client = FakeClient(ANSWERS)
-        monkeypatch.setattr(sampler_components, "GenerateClient", lambda url, **options: client)
-        monkeypatch.setattr(sampler_components, "PromptEncoder", lambda folder, **_: encoder)
-        data = tmp_path / "train.jsonl"
         rows = [{"prompt": f"1+{n}", "label": "2", "metadata": row} for n, row in enumerate(metadata, start=1)]
-        data.write_text("\n".join(map(json.dumps, rows)))
-        config = RunConfig(
-            data=DataConfig(rollout_shuffle=False),
-            rollout=RolloutConfig(rollout_batch_size=len(rows), n_samples_per_prompt=2, **rollout),
-            algorithm=AlgorithmConfig(advantage_estimator="grpo"),
-        ).with_plugins(provided or PluginSettings())
-        registry = activate(["grpo", str(tmp_path / "toy.py")]).registry
-        folder = tmp_path / "samples"
-        settings = SamplerSettings(config, FOLDER, data, "http://unused", samples_folder=folder)
-        return Sampler(settings, registry), sys.modules[registry.plugins[-1].entry_point], client
+        settings = {"rollout_batch_size": len(rows), **rollout}
+        plugins = [tmp_path / "toy.py"]
+        sampler = make_sampler(client, rows, rollout=settings, plugins=plugins, provided=provided)
+        return sampler, sampler._components._registry.loaded["toy"].holder, client
 
-    yield make
-    for name in [name for name in sys.modules if name.startswith("slime_local_")]:
-        del sys.modules[name]
+    return make
 
 
-def rewards(tmp_path) -> list[float]:
-    lines = (tmp_path / "samples" / "train-000000.jsonl").read_text().splitlines()
-    return [json.loads(line)["reward"] for line in lines]
+def rewards(folder: Path) -> list[float]:
+    return [row["reward"] for row in written(folder)]
 
 
-async def test_rows_are_rewarded_by_what_they_name_and_others_by_what_the_run_names(build, tmp_path):
+async def test_rows_are_rewarded_by_what_they_or_the_run_name(build: Build, tmp_path: Path) -> None:
     sampler, toy, _ = build({}, {"rm_type": "ranked"}, {"rm_type": "length"}, {"rm_type": None})
     await sampler.sample(0)
     assert rewards(tmp_path) == [1.0, 0.0, 0.0, 1.0, 2.0, 3.0, 1.0, 0.0]
     assert ("ranked", [2, 3]) in toy.calls
 
 
-@pytest.mark.parametrize("default", ["ranked", "length"])
-async def test_a_model_of_groups_gets_whole_groups_next_to_one_of_samples(build, tmp_path, default):
-    other = {"ranked": "length", "length": "ranked"}[default]
-    names = [{"generate_function": "constant"}, {"rm_type": other, "generate_function": "constant"}]
-    sampler, toy, _ = build(*names, rm_type=default)
-    await sampler.sample(0)
-    ranked = [call for call in toy.calls if call[0] == "ranked"]
-    length = [call for call in toy.calls if call[0] == "length"]
-    first, second = ([0, 1], [2, 3]) if default == "ranked" else ([2, 3], [0, 1])
-    assert ranked == [("ranked", first)]
-    assert sorted(length) == [("length", [index]) for index in second]
-
-
-async def test_rows_are_generated_by_what_they_name_and_the_prompt_of_others_goes_to_the_engine(build):
+async def test_rows_are_generated_by_what_they_name_and_the_prompt_of_others_goes_to_the_engine(build: Build) -> None:
     sampler, toy, client = build({"generate_function": "constant", "rm_type": "length"}, {})
     await sampler.sample(0)
     assert [call for call in toy.calls if call[0] == "constant"] == [("constant", 0), ("constant", 1)]
     assert [prompt for prompt, _, _ in client.requests] == ["1+2"]
 
 
-async def test_a_component_that_rows_name_is_made_once_and_only_if_it_is_requested(build):
-    sampler, toy, _ = build({"rm_type": "length"}, {"rm_type": "length"})
-    await sampler.sample(0)
-    assert [call for call in toy.calls if call[0] == "made"] == [("made", "length")]
-
-
-async def test_the_field_that_slime_has_for_it_goes_before_the_metadata(build):
+async def test_the_field_that_slime_has_for_it_goes_before_the_metadata(build: Build) -> None:
     sampler, _, _ = build({"generate_function": "single_turn"})
     sample = Sample(generate_function_path="constant", metadata={"generate_function": "single_turn"})
     assert sampler._collector._generators.of(sample).name == "constant"
@@ -155,17 +115,17 @@ async def test_the_field_that_slime_has_for_it_goes_before_the_metadata(build):
 
 
 @pytest.mark.parametrize("name", ["os:system", "toy.py", "my_lab.code", "lenght"])
-async def test_a_row_names_a_component_and_never_code(build, name):
+async def test_a_row_names_a_component_and_never_code(build: Build, name: str) -> None:
     sampler, _, _ = build({})
     with pytest.raises(DataError) as failure:
         sampler._collector._rewards.of(Sample(group_index=0, index=0, metadata={"rm_type": name}))
     text = str(failure.value)
     assert text.startswith(f"sample 0 of group 0: metadata rm_type = {name!r} ")
     assert ", ".join(sampler._components._registry.names(Kind.REWARD_MODEL)) in text
-    assert ("did you mean 'length'?" in text) == (name == "lenght")
+    assert ("did you mean length?" in text) == (name == "lenght")
 
 
-async def test_a_plugin_that_scores_every_sample_goes_before_what_rows_name(build, tmp_path):
+async def test_a_plugin_that_scores_every_sample_goes_before_what_rows_name(build: Build, tmp_path: Path) -> None:
     sampler, _, _ = build(
         {"rm_type": "what slime ignores"}, provided=PluginSettings(provided={"reward_model": ("mine = true",)})
     )
@@ -173,14 +133,14 @@ async def test_a_plugin_that_scores_every_sample_goes_before_what_rows_name(buil
     assert rewards(tmp_path) == [1.0, 0.0]
 
 
-async def test_a_model_of_groups_sees_every_sample_that_the_groups_prompts_fanned_out_into(build, tmp_path):
+async def test_a_model_of_groups_sees_every_sample_that_prompts_fanned_out_into(build: Build, tmp_path: Path) -> None:
     sampler, toy, _ = build({}, {}, rm_type="ranked", generate_function="forked")
     await sampler.sample(0)
     assert [call for call in toy.calls if call[0] == "ranked"] == [("ranked", [0, 0, 1, 1]), ("ranked", [2, 2, 3, 3])]
     assert rewards(tmp_path) == [0.0, 1.0, 2.0, 3.0] * 2
 
 
-async def test_a_sum_adds_weighted_rewards_and_reports_its_parts(build, tmp_path):
+async def test_a_sum_adds_weighted_rewards_and_reports_its_parts(build: Build, tmp_path: Path) -> None:
     sampler, toy, _ = build({}, {"rm_type": "exact_match"}, rm_type="2*length-1*ranked")
     sampled = await sampler.sample(0)
     assert rewards(tmp_path) == [2 * 2 - 0, 2 * 3 - 1, 1.0, 0.0]
@@ -189,14 +149,7 @@ async def test_a_sum_adds_weighted_rewards_and_reports_its_parts(build, tmp_path
     assert ("ranked", [0, 1]) in toy.calls
 
 
-async def test_a_row_may_name_a_sum_whose_parts_are_made_once(build, tmp_path):
-    sampler, toy, _ = build({"rm_type": "1*length+1*exact_match"}, {"rm_type": "3*length"}, rm_type="length")
-    await sampler.sample(0)
-    assert rewards(tmp_path) == [3.0, 3.0, 6.0, 9.0]
-    assert [call for call in toy.calls if call[0] == "made"] == [("made", "length")]
-
-
-def test_a_part_that_no_plugin_offers_is_refused(build):
-    refusal = r"line 1: metadata rm_type = '1\*length\+1\*lenght' names no reward model of the run's"
+def test_a_part_that_no_plugin_offers_is_refused(build: Build) -> None:
+    refusal = r"line 1: metadata rm_type = '1\*length\+1\*lenght' is no reward model"
     with pytest.raises(DataError, match=refusal):
         build({"rm_type": "1*length+1*lenght"})

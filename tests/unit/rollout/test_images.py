@@ -14,8 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from slime_core import RunView
-from slime_core.builtin.rollout import FromLabel, SingleTurn
+from slime_core.builtin.rollout import SingleTurn
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError, RunError
 from slime_core.generation import GenerateContext, Generation, SamplingParams
@@ -102,7 +101,7 @@ def normalised(picture: np.ndarray) -> torch.Tensor:
 async def test_the_engine_is_sent_one_placeholder_and_the_learner_all_of_them(encoder, processor, path, picture):
     engine: Any = Engine()
     context = GenerateContext(engine, encoder, processor=processor)
-    samples = await SingleTurn(None, RunView())(context, group(path), SamplingParams())
+    samples = await SingleTurn()(context, group(path), SamplingParams())
     text = encoder.encode("1+1=")
     assert engine.requests == [([PLACEHOLDER, *text], {"extra": {"image_data": [path]}})]
     for sample in samples:
@@ -116,9 +115,9 @@ async def test_the_engine_is_sent_one_placeholder_and_the_learner_all_of_them(en
 async def test_an_aborted_response_resumes_from_what_the_engine_was_sent(encoder, processor, path):
     engine: Any = Engine()
     context = GenerateContext(engine, encoder, processor=processor)
-    samples = await SingleTurn(None, RunView())(context, group(path), SamplingParams())
+    samples = await SingleTurn()(context, group(path), SamplingParams())
     samples[0].status = Status.ABORTED
-    await SingleTurn(None, RunView())(context, samples[:1], SamplingParams())
+    await SingleTurn()(context, samples[:1], SamplingParams())
     assert engine.requests[1][0] == [PLACEHOLDER, *encoder.encode("1+1="), 8, 1]
     assert list(samples[0].tokens) == [*[PLACEHOLDER] * 4, *encoder.encode("1+1="), 8, 1, 8, 1]
 
@@ -126,21 +125,14 @@ async def test_an_aborted_response_resumes_from_what_the_engine_was_sent(encoder
 async def test_an_engine_that_reads_another_prompt_is_reported(encoder, processor, path):
     context = GenerateContext(Engine(extra=1), encoder, processor=processor)  # type: ignore[arg-type]
     with pytest.raises(RunError, match=r"sample 0: .* 6 prompt tokens.* 8 "):
-        await SingleTurn(None, RunView())(context, group(path), SamplingParams())
-
-
-async def test_a_label_is_trained_after_its_images(encoder, processor, path):
-    context = GenerateContext(None, encoder, processor=processor)  # type: ignore[arg-type]
-    sample, _ = await FromLabel(None, RunView())(context, group(path), SamplingParams())
-    assert list(sample.tokens) == [*[PLACEHOLDER] * 4, *encoder.encode("1+1="), *encoder.encode_response("2")]
-    assert sample.multimodal_train_inputs["pixel_values"].shape == (1, 3, 8, 8)
+        await SingleTurn()(context, group(path), SamplingParams())
 
 
 async def test_evaluations_and_samples_without_images_are_not_processed(encoder, processor, path):
     engine: Any = Engine(extra=0)
     measured = GenerateContext(engine, encoder, evaluation=True, processor=processor)
-    (sample,) = await SingleTurn(None, RunView())(measured, group(path)[:1], SamplingParams())
-    (text,) = await SingleTurn(None, RunView())(
+    (sample,) = await SingleTurn()(measured, group(path)[:1], SamplingParams())
+    (text,) = await SingleTurn()(
         GenerateContext(engine, encoder, processor=processor), [Sample(prompt="1+1=")], SamplingParams()
     )
     assert (sample.multimodal_train_inputs, text.multimodal_train_inputs) == (None, None)
@@ -176,7 +168,7 @@ async def test_a_prompt_without_a_place_for_its_image_is_refused(processor, fold
 async def test_a_sample_whose_image_cannot_be_read_is_named(encoder, processor):
     context = GenerateContext(None, encoder, processor=processor)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"^sample 0 of group 7: the image 'absent\.png': .*ValueError: "):
-        await SingleTurn(None, RunView())(context, group("absent.png", group_index=7), SamplingParams())
+        await SingleTurn()(context, group("absent.png", group_index=7), SamplingParams())
 
 
 def test_a_checkpoint_says_whether_it_has_a_processor(folder: Path, tmp_path: Path) -> None:

@@ -1,23 +1,25 @@
-"""Over-sampling: finished groups in excess are kept for the next rollout, unfinished ones are aborted and requeued."""
+"""Over-sampling and requeued groups: none is lost, aborted ones resume or start over."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slime_core import RunView
 from slime_core.builtin.rollout import PromptFiles
 from slime_core.config.sampling import RolloutConfig
+from slime_core.contracts import PromptRequest
 from slime_core.errors import RunError
-from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout import group_scheduler as module
 from slime_core.rollout.group_scheduler import GroupScheduler, RequeueBuffer
-from slime_core.track.ledger import PendingGroups, PromptLedger
+from slime_core.track.ledger import Journal, PendingGroups, PromptLedger, Recount
 from slime_core.track.record import SampleWriter
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds
 
@@ -66,7 +68,7 @@ def start(tmp_path: Path):
         engines: Engines, *, holds: bool = True, **settings: Any
     ) -> tuple[GroupScheduler, RequeueBuffer, PromptLedger]:
         ledger = PromptLedger(tmp_path)
-        supply = RequeueBuffer(PromptFiles(None, RunView(prompts=PromptRequest(path))), ledger.journal, holds=holds)
+        supply = RequeueBuffer(PromptFiles(RunView(prompts=PromptRequest(path))), ledger.journal, holds=holds)
         config = RolloutConfig(rollout_batch_size=2, **{"over_sampling_batch_size": 4, **settings})
         return GroupScheduler(supply, engines, config), supply, ledger
 
@@ -99,35 +101,6 @@ async def test_the_next_rollout_takes_finished_groups_and_resumes_aborted_ones(s
     assert (scheduler.pending_groups().held, supply.held) == ({4: [4], 5: [5]}, {})
 
 
-async def test_no_group_is_started_where_enough_are_finished(start):
-    engines = Engines(0, 1, 2, 3)
-    scheduler, _, _ = start(engines)
-    assert numbers(await scheduler.take(0, 2)) == [0, 1]
-    assert numbers(await scheduler.take(1, 2)) == [2, 3]
-    assert engines.started == [0, 1, 2, 3]
-
-
-async def test_without_partial_rollouts_aborted_groups_go_back_to_the_source(start):
-    scheduler, supply, _ledger = start(Engines(0, 2, 3), holds=False)
-    await scheduler.take(0, 2)
-    await scheduler.abort_in_flight()
-    assert supply.held == {}
-    assert supply.state()["returned"] == [1]
-    assert scheduler.pending_groups() == PendingGroups(held={3: [3]})
-
-
-async def test_a_group_that_ignores_the_abort_is_cancelled_and_requeued_unchanged(start, monkeypatch):
-    monkeypatch.setattr(module, "ABORT_LIMIT_S", 0.01)
-    engines = Engines(0, 2, 3)
-    engines.deaf = True
-    scheduler, supply, _ = start(engines)
-    await scheduler.take(0, 2)
-    await scheduler.abort_in_flight()
-    assert (supply.held, supply.state()["returned"]) == ({}, [1])
-    assert scheduler.pending_groups() == PendingGroups(held={3: [3]})
-    await scheduler.close()
-
-
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.ABORTED])
 async def test_a_group_that_finishes_although_it_was_cancelled_is_counted_once(start, monkeypatch, status):
     monkeypatch.setattr(module, "ABORT_LIMIT_S", 0.01)
@@ -154,51 +127,85 @@ async def test_a_group_that_finishes_although_it_was_cancelled_is_counted_once(s
     await scheduler.close()
 
 
-async def test_groups_ahead_of_training_are_not_aborted(start):
-    scheduler, supply, _ = start(Engines(0, 2, 3), async_buffer_size=1)
-    await scheduler.take(0, 2)
-    await scheduler.abort_in_flight()
-    assert 1 in scheduler.pending_groups().in_flight
-    assert (supply.held, supply.state()["returned"]) == ({}, [])
-    await scheduler.close()
-
-
-async def test_everything_is_accounted_for_through_a_checkpoint_and_back(start, tmp_path):
-    engines = Engines(0, 2, 3)
-    scheduler, supply, ledger = start(engines)
-
-    def present() -> PendingGroups:
-        found = scheduler.pending_groups()
-        return PendingGroups(found.in_flight, {**found.held, **supply.held})
-
-    groups = await scheduler.take(0, 2)
-    await scheduler.abort_in_flight()
-    SampleWriter(tmp_path).write("train", 0, [one for group in groups for one in group])
-    metrics = ledger.close(0, present())
-    assert metrics.pop("perf/ledger_time") > 0
-    assert {name.removeprefix("ledger/"): value for name, value in metrics.items() if value} == {
-        "taken": 4.0,
-        "trained": 2.0,
-        "held": 2.0,
-    }
-    kept = {"ledger": ledger.state(present()), **scheduler.state()}
-    await scheduler.take(1, 1)
-    # The process dies here: the group that was taken is in no file, and the next one comes from the checkpoint.
-    engines.finishing |= {1, 4, 5, 6}
-    scheduler, supply, ledger = start(engines)
-    ledger.restore(kept["ledger"])
-    scheduler.restore(kept)
-    groups = await scheduler.take(1, 2)
-    assert numbers(groups) == [3, 1]
-    await scheduler.abort_in_flight()
-    SampleWriter(tmp_path).write("train", 1, [one for group in groups for one in group])
-    metrics = ledger.close(1, present())
-    assert (metrics["ledger/taken"], metrics["ledger/trained"], metrics["ledger/held"]) == (6.0, 4.0, 2.0)
-
-
 async def test_a_group_that_the_sampler_lost_ends_the_run(start, tmp_path):
     scheduler, _supply, ledger = start(Engines(0, 1, 2, 3))
     groups = await scheduler.take(0, 2)
     SampleWriter(tmp_path).write("train", 0, groups[0])
     with pytest.raises(RunError, match="groups 1 "):
         ledger.close(0, scheduler.pending_groups())
+
+
+@pytest.fixture
+def supply(tmp_path: Path):
+    """Makes a supply of two prompts, two samples each, whose journal lies in ``tmp_path``."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a", "label": "1"}\n{"prompt": "b", "label": "2"}\n')
+
+    def make(*, holds: bool = True) -> RequeueBuffer:
+        request = PromptRequest(path, n_samples_per_prompt=2, shuffle=False)
+        return RequeueBuffer(PromptFiles(RunView(prompts=request)), Journal(tmp_path), holds=holds)
+
+    return make
+
+
+def end(group: PromptGroup, *, length: int = 2) -> PromptGroup:
+    for sample in group:
+        sample.status, sample.response_length = Status.ABORTED, length
+        sample.tokens, sample.rollout_log_probs = TokenIds(range(length + 1)), LogProbs([-0.5] * length)
+    return group
+
+
+def test_an_ended_group_comes_first_with_its_tokens(supply, tmp_path):
+    source = supply()
+    first, _second = source.next_groups(2)
+    source.put_back([end(first)])
+    assert source.held == {0: [0, 1]}
+    again, fresh = source.next_groups(2)
+    assert again is first
+    assert numbers([again, fresh]) == [0, 2]
+    assert again[0].tokens == [0, 1, 2]
+    found = Recount(tmp_path)
+    found.read()
+    assert (found.open.keys(), found.returned) == ({0, 1, 2}, set())
+
+
+@pytest.mark.parametrize("case", ["does not hold", "no tokens", "finished"])
+def test_any_other_group_goes_back_to_the_source(supply, tmp_path, case):
+    source = supply(holds=case != "does not hold")
+    (group,) = source.next_groups(1)
+    end(group, length=0 if case == "no tokens" else 2)
+    for sample in group:
+        sample.status = Status.COMPLETED if case == "finished" else sample.status
+    source.put_back([group])
+    found = Recount(tmp_path)
+    found.read()
+    assert (source.held, found.open, found.returned) == ({}, {}, {0})
+    assert [sample.status for sample in source.next_groups(1)[0]] == [Status.PENDING] * 2
+
+
+def test_a_held_group_keeps_its_images_in_a_checkpoint(supply):
+    source = supply()
+    (group,) = source.next_groups(1)
+    for sample in end(group):
+        sample.multimodal_train_inputs = {"pixels": np.ones((2, 3), np.float16)}
+    source.put_back([group])
+    resumed = supply()
+    resumed.restore(json.loads(json.dumps(source.state())))
+    (again,) = resumed.next_groups(1)
+    pixels = again[1].multimodal_train_inputs["pixels"]
+    assert (pixels.dtype, pixels.tolist()) == (np.float16, [[1, 1, 1]] * 2)
+    assert again[1].tokens == [0, 1, 2]
+
+
+def test_a_held_group_that_json_cannot_carry_starts_over_after_a_restart(supply):
+    source = supply()
+    (group,) = source.next_groups(1)
+    group[0].multimodal_inputs = object()
+    source.put_back([end(group)])
+    resumed = supply()
+    resumed.restore(source.state())
+    (again,) = resumed.next_groups(1)
+    assert [(one.group_index, one.index, one.prompt, one.status) for one in again] == [
+        (0, 0, "a", Status.PENDING),
+        (0, 1, "a", Status.PENDING),
+    ]

@@ -1,9 +1,7 @@
-"""Prompt accounting: in every order of events each prompt is in exactly one place, is trained once and not too late,
-and no call waits for ever.
+"""In every order of events each prompt is in exactly one place, is trained once and not too late, and no call hangs.
 
-The whole sampler runs on a fake engine that ends requests on command. Publications in the three modes of pausing,
-over-sampling, failures, evaluations, checkpoints, kills and resumes come in random order. The tests count with other
-code than the ledger's.
+The sampler runs on a fake engine that ends requests on command; publications, failures, evaluations, checkpoints and
+kills come in random order. The tests count with other code than the ledger's.
 """
 
 from __future__ import annotations
@@ -35,14 +33,13 @@ from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
 from slime_core.plugins.activation import activate
 from slime_core.plugins.registry import Registry
-from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import group_scheduler, sampler_components
 from slime_core.rollout.reward_pool import RewardFailure
 from slime_core.rollout.rollout_batch import RolloutBatch
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import Sample
-from tests.unit.rollout.test_sampler import FOLDER
+from tests.unit.rollout.samplers import FOLDER, encoder
 from tests.unit.rollout.token_versions import token_versions
 
 ROLLOUTS, BATCH, SAMPLES, PROMPT, NINE = 6, 3, 2, 3, 14
@@ -102,14 +99,6 @@ def cases(draw: Any) -> Case:
 @cache
 def registry() -> Registry:
     return activate(["grpo"]).registry
-
-
-@cache
-def encoder() -> PromptEncoder:
-    return PromptEncoder(FOLDER, apply_chat_template=False)
-
-
-# --- The engine -------------------------------------------------------------------------------------------------------
 
 
 def log_prob(token: int, version: int) -> float:
@@ -220,9 +209,6 @@ class Engine:
             one.end()
 
 
-# --- A run ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Run:
     """What outlives a process: the folder, the last checkpoint, and what was trained until then."""
@@ -292,8 +278,6 @@ class Run:
             await asyncio.sleep(0)
         return task.result()
 
-    # --- What must hold ---
-
     def look_at(self, samples: list[Sample]) -> None:
         """Every token has one version, follows from the tokens before it, and is not too old."""
         for sample in samples:
@@ -323,8 +307,6 @@ class Run:
         lines = (self.folder / "samples" / f"train-{step:06d}.jsonl").read_text().splitlines()
         rows = [row for row in map(json.loads, lines) if row.get("dropped") != "requeued"]
         return {row["group"] for row in rows} - {row["group"] for row in rows if row["status"] == "aborted"}
-
-    # --- Its parts ---
 
     def sampler(self, engine: Engine) -> Sampler:
         data = self.folder / "train.jsonl"
@@ -363,8 +345,7 @@ def test_every_prompt_is_in_one_place_whatever_happens(case: Case) -> None:
     lived(case)
 
 
-@pytest.mark.parametrize("stale", ["requeue", "evict"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("stale", "seed"), [("requeue", 1), ("evict", 2)])
 def test_a_rollout_that_trains_nothing_old_has_what_it_needs_without_refills(stale: str, seed: int) -> None:
     """What over-sampling leaves is too old for the next rollout, and would fill it."""
     lived(Case(seed, 0, 1, 2 * BATCH, False, 0, stale, "retract", "drop_sample", (), refills=0))
@@ -381,9 +362,6 @@ def lived(case: Case) -> None:
         patch.setattr(Random, "score", score)
         while run.step < ROLLOUTS:
             asyncio.run(run.live())
-
-
-# --- A resume changes nothing -----------------------------------------------------------------------------------------
 
 
 class Regular(random.Random):

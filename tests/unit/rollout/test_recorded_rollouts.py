@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from array import array
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core.config.learning import AlgorithmConfig, LearnerConfig
-from slime_core.config.sampling import DataConfig, RolloutConfig
-from slime_core.config.schema import DebugConfig, RunConfig
-from slime_core.errors import EngineError, RunError
+from slime_core.config.learning import LearnerConfig
+from slime_core.config.schema import DebugConfig
+from slime_core.errors import EngineError
 from slime_core.generation import Generation
-from slime_core.plugins.activation import activate
-from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout import sampler as module
-from slime_core.rollout import sampler_components
-from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import TrainBatch
-
-FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 
 
 class Engines:
     """Answers 2, then 3, ... with log-probabilities that no short decimal has; the prompt 4+4 fails."""
 
     def __init__(self) -> None:
+        self.made_with: dict[str, Any] = {}
         self.rng = np.random.default_rng(1)
 
     async def generate(self, input_ids: list[int], *, sampling: Any, n: int = 1) -> list[Generation]:
@@ -47,28 +39,17 @@ class Engines:
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def build(tmp_path: Path, make_sampler: Callable[..., Any]) -> Any:
     """Builds a live sampler that saves to 0.jsonl, 1.jsonl ... (or does not: None), or one that reads those."""
-    encoder = PromptEncoder(FOLDER, apply_chat_template=False)
-    monkeypatch.setattr(sampler_components, "GenerateClient", lambda *_, **__: Engines())
-    monkeypatch.setattr(sampler_components, "PromptEncoder", lambda *_, **__: encoder)
-    data = tmp_path / "train.jsonl"
-    rows = [{"prompt": f"{one}+{one}", "label": str(2 * one)} for one in (1, 2, 4)]
-    data.write_text("\n".join(map(json.dumps, rows)))
+    rows = [{"prompt": f"{n}+{n}", "label": str(2 * n)} for n in (1, 2, 4)]
+    rollout = {"rollout_batch_size": 3, "n_samples_per_prompt": 4, "rollout_temperature": 0.7}
+    learner = LearnerConfig(num_steps_per_rollout=2, max_tokens_per_gpu=12)
 
-    def make(*plugins: str, saves: bool | None = True, num_ranks: int = 2, **debug: Any) -> Any:
+    def make(*plugins: Path, saves: bool | None = True, **debug: Any) -> Any:
         files = tmp_path / "{rollout_id}.jsonl"
         debug |= {True: {"save_debug_rollout_data": files}, False: {"load_debug_rollout_data": files}, None: {}}[saves]
-        config = RunConfig(
-            data=DataConfig(rollout_shuffle=False),
-            rollout=RolloutConfig(rollout_batch_size=3, n_samples_per_prompt=4, rollout_temperature=0.7),
-            algorithm=AlgorithmConfig(advantage_estimator="grpo"),
-            learner=LearnerConfig(num_steps_per_rollout=2, max_tokens_per_gpu=12),
-            debug=DebugConfig(**debug),
-        )
-        settings = SamplerSettings(config, FOLDER, data, "http://unused", num_ranks=num_ranks)
-        registry = activate(["grpo", *plugins]).registry
-        return Sampler(settings, registry)
+        sections = {"learner": learner, "debug": DebugConfig(**debug)}
+        return make_sampler(Engines(), rows, rollout=rollout, plugins=plugins, num_ranks=2, **sections)
 
     return make
 
@@ -95,29 +76,10 @@ async def test_the_shards_metrics_and_cursor_are_those_of_the_live_run(build: An
         assert len(first.shards) == len(second.shards) == 2
         assert all(identical(one, other) for one, other in zip(first.shards, second.shards, strict=True))
         assert first.metrics.pop("perf/tokens_per_gpu_per_sec") > 0
-        assert second.metrics == first.metrics
+        assert second.metrics == {name: first.metrics[name] for name in first.metrics if "ledger" not in name}
         assert second.metrics["rollout/failed_ratio"] == pytest.approx(1 / 3)
         assert (again.cursor(), second.warnings) == (live.cursor(), first.warnings)
         assert again.cursor()["source"]["next"] in (3, 6, 0)
-
-
-async def test_the_log_probs_of_the_test_need_every_digit(build: Any) -> None:
-    (shard,) = (await build(num_ranks=1).sample(0)).shards
-    assert any(np.float32(f"{one:.6g}") != one for one in shard.rollout_log_probs_U)
-
-
-async def test_a_hook_sees_the_recorded_samples_without_its_own_changes(build: Any, tmp_path: Path) -> None:
-    plugin = tmp_path / "halve.py"
-    plugin.write_text(
-        "from slime_core import hookimpl\n"
-        "@hookimpl\ndef slime_after_rollout(rollout, samples):\n"
-        "    for one in samples:\n        one.reward = one.reward / 2 + one.index\n"
-    )
-    first = await build(str(plugin)).sample(0)
-    second = await build(str(plugin), saves=False).sample(0)
-    rewards = [shard.columns_B["rewards"].tolist() for shard in first.shards]
-    assert rewards == [shard.columns_B["rewards"].tolist() for shard in second.shards]
-    assert max(max(row) for row in rewards) > 2
 
 
 async def test_a_share_of_the_groups_is_trained(build: Any) -> None:
@@ -125,30 +87,3 @@ async def test_a_share_of_the_groups_is_trained(build: Any) -> None:
     sampled = await build(saves=False, load_debug_rollout_data_subsample=0.5).sample(0)
     assert sorted(index for shard in sampled.shards for index in shard.indices_B.tolist()) == [0, 1, 2, 3]
     assert sampled.metrics["rollout/failed_ratio"] == 0
-
-
-async def test_too_few_samples_for_the_ranks_end_the_run(build: Any) -> None:
-    await build().sample(0)
-    with pytest.raises(RunError, match=r"rollout 0: 8 of 12 .* 10 "):
-        await build(saves=False, num_ranks=5).sample(0)
-
-
-async def test_reading_makes_no_component_that_generates_or_rewards(
-    build: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await build().sample(0)
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a component of the other half was made")
-
-    monkeypatch.setattr(sampler_components, "GroupGenerator", refuse)
-    monkeypatch.setattr(sampler_components.SamplerComponents, "make_prompts", refuse)
-    assert len((await build(saves=False).sample(0)).shards) == 2
-
-
-async def test_without_the_setting_nothing_is_written_and_no_sample_is_looked_at_for_it(
-    build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "Recorded", None)
-    await build(saves=None).sample(0)
-    assert not list(tmp_path.glob("[0-9]*.jsonl"))

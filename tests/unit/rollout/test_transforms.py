@@ -1,27 +1,27 @@
-"""Sample transforms in the sampler: groups are kept, replaced, counted and written; errors end the run."""
+"""Groups in the sampler: transformed, replaced, too old, counted and written; errors end the run."""
 
 from __future__ import annotations
 
-import json
-import sys
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slime_core.config.learning import AlgorithmConfig
-from slime_core.config.sampling import DataConfig, EvalConfig, RolloutConfig
+from slime_core.config.sampling import EvalConfig, RolloutConfig
 from slime_core.config.schema import RunConfig, eval_sets
 from slime_core.errors import PluginError, RunError
-from slime_core.plugins.activation import activate
-from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout import sampler_components
+from slime_core.generation import Generation
+from slime_core.rollout import group_scheduler as module
 from slime_core.rollout.components import refuse_unusable
-from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_components import SamplerSettings
-from slime_core.types import Sample
-from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
+from slime_core.rollout.rollout_batch import Staleness, oldest_version
+from slime_core.types import LogProbs, Sample, Status, TokenIds
+from tests.unit.rollout.samplers import FakeClient, answer, written
+from tests.unit.rollout.token_versions import token_versions
 
 PLUGIN = '''
-from slime_core import Component, TransformTraits, Transformed, hookimpl
+from slime_core import hookimpl, Transformed
 
 calls = []
 spoiled = []
@@ -93,15 +93,14 @@ def slime_after_rollout(rollout, samples):
 
 
 @hookimpl
-def slime_register_sample_transforms():
-    group, rollout = TransformTraits(scope="group"), TransformTraits(scope="rollout")
-    yield Component("log", target=f"{__name__}:Log", traits=group)
-    yield Component("halve", target=f"{__name__}:Halve", traits=rollout)
-    yield Component("drop_first", target=f"{__name__}:DropFirst", traits=rollout)
-    yield Component("first", target=f"{__name__}:First", traits=group)
-    yield Component("pop", target=f"{__name__}:Pop", traits=group)
-    yield Component("bad", target=f"{__name__}:Bad", traits=group)
-    yield Component("bad_rollout", target=f"{__name__}:Bad", traits=rollout)
+def slime_register(add):
+    add.sample_transform("log", Log, scope="group")
+    add.sample_transform("halve", Halve, scope="rollout")
+    add.sample_transform("drop_first", DropFirst, scope="rollout")
+    add.sample_transform("first", First, scope="group")
+    add.sample_transform("pop", Pop, scope="group")
+    add.sample_transform("bad", Bad, scope="group")
+    add.sample_transform("bad_rollout", Bad, scope="rollout")
 '''
 
 MIXED = [answer("2"), answer("3")]
@@ -109,49 +108,22 @@ SAME = [answer("2"), answer("2")]
 PROMPTS = ["1+1", "1+2", "1+3", "1+4", "1+5", "1+6"]
 
 
-@pytest.fixture(scope="module")
-def encoder() -> PromptEncoder:
-    return PromptEncoder(FOLDER, apply_chat_template=False)
+Build = Callable[..., tuple[Any, FakeClient, Any]]
 
 
 @pytest.fixture
-def plugin(tmp_path):
+def build(tmp_path: Path, make_sampler: Callable[..., Any]) -> Build:
+    """A sampler over six prompts whose right answer is 2, its client, and the toy plugin's module."""
     (tmp_path / "toy.py").write_text(PLUGIN)
-    yield str(tmp_path / "toy.py")
-    for name in [name for name in sys.modules if name.startswith("slime_local_")]:
-        del sys.modules[name]
 
-
-@pytest.fixture
-def build(tmp_path, plugin, encoder, monkeypatch):
-    """A sampler of 2 groups of 2 samples over six prompts whose right answer is 2, and the toy plugin's module."""
-
-    def make(answers, *transforms: str, **rollout):
+    def make(answers: Any, *transforms: str, **rollout: Any) -> tuple[Any, FakeClient, Any]:
         client = FakeClient(answers)
-        monkeypatch.setattr(sampler_components, "GenerateClient", lambda url, **options: client)
-        monkeypatch.setattr(sampler_components, "PromptEncoder", lambda folder, **_: encoder)
-        data = tmp_path / "train.jsonl"
-        data.write_text("\n".join(json.dumps({"prompt": prompt, "label": "2"}) for prompt in PROMPTS))
-        chosen = {"rollout_batch_size": 2, "n_samples_per_prompt": 2, "sample_transforms": transforms, **rollout}
-        config = RunConfig(
-            data=DataConfig(rollout_shuffle=False),
-            rollout=RolloutConfig(**chosen),
-            algorithm=AlgorithmConfig(advantage_estimator="grpo"),
-        )
-        registry = activate(["grpo", plugin]).registry
-        folder = tmp_path / "samples"
-        settings = SamplerSettings(
-            config, FOLDER, data, "http://unused", options={"core": config}, samples_folder=folder
-        )
-        toy = sys.modules[registry.plugins[-1].entry_point]
-        return Sampler(settings, registry), client, toy
+        rows = [{"prompt": prompt, "label": "2"} for prompt in PROMPTS]
+        settings = {"sample_transforms": transforms, **rollout}
+        sampler = make_sampler(client, rows, rollout=settings, plugins=[tmp_path / "toy.py"])
+        return sampler, client, sampler._components._registry.loaded["toy"].holder
 
     return make
-
-
-def written(tmp_path, rollout: int = 0) -> list[dict]:
-    path = tmp_path / "samples" / f"train-{rollout:06d}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 async def test_groups_without_spread_are_replaced_until_the_rollout_is_full(build, tmp_path):
@@ -192,14 +164,6 @@ async def test_an_aborted_group_is_put_back_and_neither_replaced_nor_transformed
     assert (cursor["next"], cursor["returned"]) == (3, [0])
 
 
-async def test_a_group_that_failed_is_not_replaced_and_a_failed_sample_is_not_shown_to_transforms(build):
-    sampler, client, toy = build({"1+2": MIXED}, "log")
-    sampled = await sampler.sample(0)
-    assert [prompt for prompt, _, _ in client.requests] == ["1+1", "1+2"]
-    assert [call for call in toy.calls if call[0] == "log"] == [("log", 1, [1.0, 0.0])]
-    assert sampled.shards[0].indices_B.tolist() == [2, 3]
-
-
 async def test_hooks_see_the_replacements_too_and_at_the_end_what_is_trained_on(build):
     sampler, _, toy = build({"1+1": SAME, "1+2": MIXED, "1+3": MIXED}, "drop_zero_std")
     await sampler.sample(7)
@@ -230,13 +194,6 @@ async def test_too_many_dropped_groups_end_the_run_with_reasons_and_counts(build
     assert [row["dropped"] for row in written(tmp_path, 4)] == ["zero_std"] * 12
 
 
-async def test_without_refills_what_is_kept_is_trained_on(build):
-    sampler, client, _ = build({"1+1": SAME, "1+2": MIXED}, "drop_zero_std", rollout_max_refills=0)
-    sampled = await sampler.sample(0)
-    assert sampled.shards[0].indices_B.tolist() == [2, 3]
-    assert len(client.requests) == 2
-
-
 async def test_transforms_run_in_the_order_in_which_they_are_named(build):
     answers = {"1+1": MIXED, "1+2": MIXED}
     sampler, _, toy = build(answers, "log", "halve", "log")
@@ -262,29 +219,12 @@ async def test_transforms_of_the_whole_rollout_see_every_group_again_when_one_wa
     assert [row["reward"] for row in written(tmp_path)] == [0.5, 0.0, 0.5, 0.0, 1.0, 0.0]
 
 
-async def test_a_sample_that_is_taken_out_of_its_group_is_written_down(build, tmp_path):
-    sampler, _, _ = build({"1+1": MIXED, "1+2": MIXED}, "first")
-    sampled = await sampler.sample(0)
-    assert sampled.shards[0].indices_B.tolist() == [0, 2]
-    assert [(row["index"], row.get("dropped")) for row in written(tmp_path)] == [
-        *((0, None), (2, None), (1, "left_out"), (3, "left_out")),
-    ]
-
-
-async def test_a_sample_that_is_taken_out_of_the_list_itself_is_written_down_too(build, tmp_path):
-    sampler, _, _ = build({"1+1": MIXED, "1+2": MIXED}, "pop")
-    assert (await sampler.sample(0)).shards[0].indices_B.tolist() == [0, 2]
-    assert [(row["index"], row.get("dropped")) for row in written(tmp_path)] == [
-        *((0, None), (2, None), (1, "left_out"), (3, "left_out")),
-    ]
-
-
 @pytest.mark.parametrize("first", ["first", "pop"])
 async def test_a_sample_that_is_taken_out_of_a_group_that_is_dropped_later_is_written_down(build, tmp_path, first):
     sampler, _, _ = build({"1+1": MIXED, "1+2": MIXED}, first, "drop_first", rollout_max_refills=0)
     assert (await sampler.sample(0)).shards[0].indices_B.tolist() == [2]
     assert {(row["index"], row.get("dropped")) for row in written(tmp_path)} == {
-        *((2, None), (0, "first"), (1, "left_out"), (3, "left_out")),
+        *((2, None), (0, "first"), (1, "left_out"), (3, "left_out"))
     }
 
 
@@ -340,10 +280,129 @@ async def test_a_reward_that_cannot_be_trained_on_names_who_left_it(build, rewar
         await sampler.sample(0)
 
 
-async def test_a_transform_that_fails_names_plugin_component_file_and_line(build, plugin):
-    sampler, _, toy = build({"1+1": MIXED, "1+2": MIXED}, "bad")
-    toy.BAD = None
-    with pytest.raises(PluginError) as failure:
-        await sampler.sample(0)
-    line = PLUGIN.splitlines().index("        return BAD(samples)") + 1
-    assert all(text in str(failure.value) for text in ("sample transform 'bad'", "TypeError", f"({plugin}:{line}, in "))
+def test_turns_of_a_conversation_keep_their_versions() -> None:
+    sample = Sample(tokens=[5])
+    first = {"finish_reason": "stop", "weight_version": "3"}
+    second = {"finish_reason": "stop", "weight_versions": [{"version": "3", "start": 0, "end": 1}]}
+    second["weight_versions"].append({"version": "4", "start": 1, "end": 3})
+    sample.append_response_tokens(tokens=[6, 7], log_probs=[-1, -1], meta_info=first)
+    sample.append_response_tokens(tokens=[8], trainable=False)
+    sample.append_response_tokens(tokens=[9, 9, 9], log_probs=[-1, -1, -1], meta_info=second)
+    assert token_versions(sample) == [3, 3, -1, 3, 4, 4]
+    assert (sample.weight_versions, oldest_version(sample)) == (["3", "4"], 3)
+
+
+def group(*versions: str) -> list[Sample]:
+    return [Sample(weight_versions=[version]) for version in versions]
+
+
+def measured(samples: list[Sample], staleness: Staleness, *, left_out: int = 0) -> dict[str, float]:
+    metrics = staleness.metrics(samples, rollout=5, left_out=left_out)
+    return {name.removeprefix("rollout/staleness/"): value for name, value in metrics.items()}
+
+
+def test_staleness_is_measured_in_trained_rollouts() -> None:
+    trained = [*group("5", "4"), *group("1", "")]
+    assert measured(trained, Staleness(2, "correct")) == {"mean": 5 / 3, "max": 4.0, "corrected": 1.0}
+    assert measured(group("5"), Staleness(2, "evict"), left_out=3)["evicted"] == 3.0
+    assert measured(group(""), Staleness(2), left_out=3) == {"requeued": 3.0}
+    assert measured(group("5"), Staleness(measured=False)) == {}
+    assert measured(group("4"), Staleness(measured=False)) == {"mean": 1.0, "max": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("interval", "rollout", "is_measured"),
+    [
+        (1, {}, False),
+        (2, {}, True),
+        (1, {"async_buffer_size": 1}, True),
+        (1, {"max_staleness": 0}, True),
+        (1, {"over_sampling_batch_size": 64}, True),
+        (1, {"partial_rollout": True}, True),
+    ],
+)
+def test_a_run_that_may_be_off_policy_measures_it(interval: int, rollout: dict[str, Any], is_measured: bool) -> None:
+    config = RunConfig(
+        rollout=RolloutConfig(**rollout),
+        weights={"update_weights_interval": interval},  # type: ignore[arg-type]
+    )
+    assert Staleness.of(config) == Staleness(rollout.get("max_staleness"), "requeue", is_measured)
+
+
+def by(version: str) -> list[Generation]:
+    """A right and a wrong answer, sampled by ``version``."""
+    return [answer("2", version=version), answer("3", version=version)]
+
+
+class Moving(FakeClient):
+    """Answers a prompt with the next of its answers, and with the last one from then on."""
+
+    async def generate(self, input_ids: list[int], **more: Any) -> list[Generation]:
+        answers = await super().generate(input_ids, **more)
+        prompt = self.requests[-1][0]
+        if len(self.answers[prompt]) > 2:
+            self.answers[prompt] = self.answers[prompt][2:]
+        return answers
+
+
+Aging = Callable[..., tuple[Any, Moving]]
+
+
+@pytest.fixture
+def aging(make_sampler: Callable[..., Any]) -> Aging:
+    def make(answers: dict[str, list[Generation]], **rollout: Any) -> tuple[Any, Moving]:
+        client = Moving(dict(answers))
+        return make_sampler(client, [{"prompt": f"1+{n}", "label": "2"} for n in range(1, 7)], rollout=rollout), client
+
+    return make
+
+
+def dropped(folder: Path, rollout: int) -> list[tuple[int, str]]:
+    return [(row["index"], row["dropped"]) for row in written(folder, rollout) if "dropped" in row]
+
+
+OLD = {"1+1": [*by("3"), *by("5")], "1+2": by("5"), "1+3": by("5")}
+"""The first answer to 1+1 is two rollouts old in rollout 5."""
+
+
+async def test_a_group_over_the_bound_comes_again_and_is_trained_when_it_is_new(aging: Aging, tmp_path: Path) -> None:
+    sampler, _ = aging(OLD, max_staleness=1)
+    sampled = await sampler.sample(5)
+    assert sampled.shards[0].indices_B.tolist() == [2, 3, 0, 1]
+    assert sampled.shards[0].weight_version_B is not None
+    assert sampled.shards[0].weight_version_B.tolist() == [5] * 4
+    assert sampled.metrics["rollout/staleness/requeued"] == 2.0
+    assert dropped(tmp_path, 5) == [(0, "requeued"), (1, "requeued")]
+    assert sampler.cursor()["source"]["next"] == 2
+
+
+async def test_a_response_that_is_too_old_to_resume_is_restarted(aging: Aging) -> None:
+    rest = Generation(array("i", [1]), array("f", [-0.5]), "stop", ("5",))
+    sampler, client = aging({"1+1": by("5"), "1+2": by("5"), "1+22": [rest]}, max_staleness=1, partial_rollout=True)
+    groups = sampler._rollouts.prompts.next_groups(2)
+    for place, sample in enumerate(one for group in groups for one in group):
+        sample.tokens, sample.rollout_log_probs = TokenIds([6, 15, 6 + place // 2, 7]), LogProbs([-0.5])
+        sample.response_length, sample.weight_versions, sample.status = 1, [str(3 + place // 2)], Status.ABORTED
+    sampler._rollouts.prompts.put_back(groups)
+    metrics = (await sampler.sample(5)).metrics
+    assert [prompt for prompt, *_ in client.requests] == ["1+1", "1+22", "1+22"]
+    assert (metrics["rollout/staleness/begun_anew"], metrics["rollout/staleness/max"]) == (2.0, 1.0)
+    assert metrics["rollout/staleness/requeued"] == 0.0
+
+
+async def test_a_group_over_the_bound_is_trained_where_it_is_corrected(aging: Aging, tmp_path: Path) -> None:
+    sampler, _ = aging(OLD, max_staleness=1, stale_samples="correct")
+    sampled = await sampler.sample(5)
+    assert sampled.shards[0].indices_B.tolist() == [0, 1, 2, 3]
+    metrics = {name.rpartition("/")[2]: value for name, value in sampled.metrics.items() if "staleness" in name}
+    assert metrics == {"mean": 1.0, "max": 2.0, "corrected": 2.0}
+    assert dropped(tmp_path, 5) == []
+
+
+async def test_groups_that_are_always_too_old_end_the_run_and_are_named(
+    aging: Aging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_STALE_ROUNDS", 2)
+    sampler, _ = aging({f"1+{n}": by("1") for n in range(1, 7)}, max_staleness=1, rollout_max_refills=0)
+    with pytest.raises(RunError, match="--max-staleness"):
+        await sampler.sample(5)

@@ -59,24 +59,6 @@ def publish(control: EngineControl) -> None:
     control.end_update()
 
 
-@pytest.mark.parametrize("is_colocated", [False, True])
-def test_the_owner_is_known_inside_the_block_only(
-    is_colocated: bool, control: EngineControl, engine: FakeEngine
-) -> None:
-    devices = DevicePool(ColocatedDevices(control, FakeLearner(engine)) if is_colocated else None)
-    with devices.held_by("learner"):
-        assert devices.owner == "learner"
-        devices.make_room_for_weights()
-    assert devices.owner is None
-
-
-def test_devices_are_free_again_when_their_owner_fails() -> None:
-    devices = DevicePool()
-    with pytest.raises(RuntimeError, match="no gradient"), devices.held_by("learner"):
-        raise RuntimeError("no gradient")
-    assert devices.owner is None
-
-
 def test_devices_have_one_owner() -> None:
     devices = DevicePool()
     refused = pytest.raises(AssertionError, match="held by 'learner'; 'critic'")
@@ -96,11 +78,7 @@ def test_shared_devices_go_through_five_phases(control: EngineControl, engine: F
             publish(control)
         assert (colocated.phase, learner.holds, engine.released) == (Phase.GENERATING, "nothing", set())
     # Each entry: what the learner holds from then on, and which memory the engines have released at that moment.
-    assert learner.order == 2 * [
-        ("everything", {CACHE, WEIGHTS}),
-        ("weights", {CACHE, WEIGHTS}),
-        ("nothing", {CACHE}),
-    ]
+    assert learner.order == 2 * [("everything", {CACHE, WEIGHTS}), ("weights", {CACHE, WEIGHTS}), ("nothing", {CACHE})]
     assert [path for path in engine.calls if "memory" in path] == 2 * [
         "/release_memory_occupation",
         "/release_memory_occupation",
@@ -121,27 +99,6 @@ def test_a_request_that_is_still_running_is_ended_before_memory_goes(
         ColocatedDevices(control, FakeLearner(engine)).vacate()
         assert straggler.result()["meta_info"]["finish_reason"]["type"] == "abort"
     assert engine.released == {CACHE, WEIGHTS}
-
-
-def test_engines_generate_again_only_when_they_have_all_their_memory(
-    control: EngineControl, engine: FakeEngine
-) -> None:
-    colocated = ColocatedDevices(control, FakeLearner(engine))
-    with DevicePool(colocated).held_by("learner"):
-        colocated.make_room_for_weights()
-    paths = [path for path in engine.calls if "generation" in path or "memory" in path]
-    assert paths[0] == "/pause_generation"
-    assert paths[-2:] == ["/resume_memory_occupation", "/continue_generation"]
-
-
-def test_engines_that_have_released_their_memory_get_no_second_release(
-    control: EngineControl, engine: FakeEngine
-) -> None:
-    colocated = ColocatedDevices(control, FakeLearner(engine))
-    colocated.vacate()
-    with DevicePool(colocated).held_by("learner"):
-        colocated.make_room_for_weights()
-    assert engine.released == set()
 
 
 def test_a_block_that_fails_moves_nothing(control: EngineControl, engine: FakeEngine) -> None:

@@ -1,71 +1,41 @@
-"""Errors of constructors as text."""
+"""Errors of actors as text: of their constructors, and of processes that died."""
 
 from __future__ import annotations
 
 import base64
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from ray._private import worker
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
-from ray.exceptions import ActorDiedError, OwnerDiedError
+from ray.exceptions import ActorDiedError
 
 from slime_core.errors import ConfigError, EngineError, NodeDied, ProcessDied, RemoteError, SlimeError
-from slime_core.runtime.actors import SealedError, last_words, local_error
+from slime_core.runtime.actors import SealedError, local_error
+
+RANK = "learner rank 1: train()"
 
 
 class PluginsOwn(EngineError):
     """Known to one plugin only."""
 
 
-def test_a_sealed_error_keeps_its_class_and_message() -> None:
-    sealed = SealedError.seal(ConfigError("lr is 'minus' \"one\"\n\u00e9"))
-    opened = SealedError.open(f"The actor died: '{sealed}' and so on")
-    assert type(opened) is ConfigError
-    assert str(opened) == "lr is 'minus' \"one\"\n\u00e9"
-
-
-def test_an_error_of_a_plugin_becomes_its_nearest_known_ancestor() -> None:
-    opened = SealedError.open(str(SealedError.seal(PluginsOwn("out of tape"))))
-    assert type(opened) is EngineError
-    assert str(opened) == "out of tape"
-
-
-def test_text_without_a_seal_holds_no_error() -> None:
-    assert SealedError.open("The actor died.") is None
+@pytest.mark.parametrize(
+    ("error", "kind"), [(ConfigError("lr is 'minus' \"one\"\n\u00e9"), ConfigError), (PluginsOwn("tape"), EngineError)]
+)
+def test_a_sealed_error_keeps_its_message_and_its_nearest_known_class(error: SlimeError, kind: type) -> None:
+    opened = SealedError.open(f"The actor died: '{SealedError.seal(error)}' and so on")
+    assert (type(opened), str(opened)) == (kind, str(error))
 
 
 def test_nothing_but_a_name_and_a_message_is_opened() -> None:
-    def sealed(content: bytes) -> SlimeError | None:
-        return SealedError.open(f"slime-error:{base64.b64encode(content).decode()}")
-
-    assert sealed(pickle.dumps(ConfigError("pickled"))) is None
-    assert sealed(b'["SystemExit", "7"]') is None
-    assert sealed(b'{"ConfigError": 1}') is None
-    assert SealedError.open("slime-error:abc") is None
-
-
-DIED = (
-    "The actor died unexpectedly before finishing this task.\n\tclass_name: LearnerActor\n\tpid: 4711\n\tip: 127.0.0.1"
-)
-
-
-def test_the_last_lines_of_a_process_that_died_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    log = logs / "worker-ab-01000000-4711.err"
-    log.write_text(":job_id:01000000\n:actor_name:LearnerActor\n\n1\n2\nterminate called\n")
-    (logs / "worker-cd-01000000-14711.err").write_text("of another process\n")
-    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_session_dir_path=lambda: str(tmp_path)))
-    error = local_error(ActorDiedError(killed()), who="learner rank 1: train()")
-    assert type(error) is ProcessDied
-    first, where, *last = str(error).splitlines()
-    assert first.startswith("learner rank 1: train() ")
-    assert str(log) in where
-    assert last == ["  1", "  2", "  terminate called"]
+    for content in (pickle.dumps(ConfigError("pickled")), b'["SystemExit", "7"]', b'{"ConfigError": 1}'):
+        assert SealedError.open(f"slime-error:{base64.b64encode(content).decode()}") is None
+    assert SealedError.open("slime-error:abc") is SealedError.open("The actor died.") is None
 
 
 KILLED = (
@@ -75,85 +45,78 @@ KILLED = (
 )
 """What ray 2.60 says after the process of an actor was killed."""
 
+Died = Callable[..., SlimeError]
 
-def killed(message: str = KILLED) -> ActorDiedErrorContext:
-    return ActorDiedErrorContext(actor_id=bytes(16), class_name="LearnerActor", pid=4711, error_message=message)
+
+@pytest.fixture
+def died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Died:
+    """Makes the error of an actor that printed a text before Ray said a message."""
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_session_dir_path=lambda: str(tmp_path)))
+    (tmp_path / "logs").mkdir()
+
+    def make(printed: str = "", message: str = KILLED) -> SlimeError:
+        (tmp_path / "logs" / "worker-ab-01000000-4711.err").write_text(printed)
+        cause = ActorDiedErrorContext(actor_id=bytes(16), class_name="Rank", pid=4711, error_message=message)
+        return local_error(ActorDiedError(cause), who=RANK)
+
+    return make
+
+
+def test_the_last_lines_of_a_process_that_died_are_reported(died: Died, tmp_path: Path) -> None:
+    (tmp_path / "logs" / "worker-cd-01000000-14711.err").write_text("of another process\n")
+    printed = "".join(f"{number}\n" for number in range(100))
+    error = died(f":job_id:01000000\n:actor_name:LearnerActor\n\n{printed}terminate called\n")
+    assert type(error) is ProcessDied
+    first, where, *last = str(error).splitlines()
+    assert first.startswith(f"{RANK} ")
+    assert str(tmp_path / "logs" / "worker-ab-01000000-4711.err") in where
+    assert last == [*(f"  {number}" for number in range(86, 100)), "  terminate called"]
 
 
 @pytest.mark.parametrize(
     ("printed", "message", "named"),
     [
         ("", KILLED, "SIGKILL"),
+        (":job_id:01000000\n:actor_name:LearnerActor\n", KILLED, "SIGKILL"),
         ("FutureWarning: this goes away\n[rank1] compiled in 3 s\n", KILLED, "SIGKILL"),
         ("", f"{KILLED} Worker exits with an exit code 7.", "code 7"),
     ],
 )
 def test_a_process_that_was_killed_is_one_line_with_its_signal(
-    printed: str, message: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    died: Died, printed: str, message: str, named: str
 ) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "worker-ab-01000000-4711.err").write_text(printed)
-    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_session_dir_path=lambda: str(tmp_path)))
-    error = local_error(ActorDiedError(killed(message)), who="learner rank 1: train()")
+    error = died(printed, message)
     assert type(error) is ProcessDied
     assert "\n" not in str(error)
-    assert all(part in str(error) for part in ("learner rank 1: train() died.", "4711", named))
+    assert all(part in str(error) for part in (f"{RANK} died.", "4711", named))
 
 
 @pytest.mark.parametrize(
     ("printed", "named"),
     [("*** SIGSEGV received at time=1 on cpu 0 ***\nPC: @ 0x7f\n", "SIGSEGV"), ("*** SIGABRT received\n", "SIGABRT")],
 )
-def test_a_crash_is_named_with_what_the_process_printed(
-    printed: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "worker-ab-01000000-4711.err").write_text(printed)
-    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_session_dir_path=lambda: str(tmp_path)))
-    first, *lines = str(local_error(ActorDiedError(killed()), who="learner rank 1: train()")).splitlines()
+def test_a_crash_is_named_with_what_the_process_printed(died: Died, printed: str, named: str) -> None:
+    first, *lines = str(died(printed)).splitlines()
     assert named in first
     assert len(lines) == 1 + printed.count("\n")
 
 
-def test_a_constructor_that_raised_an_error_is_no_death() -> None:
-    said = "The actor died because of an error raised in its creation task, ray::Rank.__init__()\nTypeError"
-    cause = ActorDiedErrorContext(actor_id=bytes(16), class_name="LearnerActor", pid=4711, error_message=said)
-    assert type(local_error(ActorDiedError(cause), who="learner rank 1: setup()")) is RemoteError
+def test_a_constructor_that_raised_an_error_is_no_death(died: Died) -> None:
+    text = "The actor died because of an error raised in its creation task, ray::Rank.__init__()\nTypeError"
+    assert type(died("", text)) is RemoteError
 
 
-def test_results_that_died_with_their_owner_are_a_death() -> None:
-    error = local_error(OwnerDiedError("ab" * 20, None, ""), who="learner rank 1: train()")
-    assert type(error) is ProcessDied
-    assert str(error).startswith("learner rank 1: train() is lost (OwnerDiedError).")
-
-
-NODE_GONE = [
-    "The actor is dead because its owner has died. Owner worker exit type: SYSTEM_ERROR Worker exit detail: Owner's "
-    "node has crashed.",
-    "The actor died because its node has died. Node Id: a03c\n\tthe actor's node was terminated unexpectedly: health "
-    "check failed due to missing too many heartbeats",
-]
-"""What ray 2.60 says after the raylet of the driver's node, or of another one, was killed."""
-
-
-@pytest.mark.parametrize("message", NODE_GONE)
-def test_a_dead_raylet_is_called_the_death_of_ray(
-    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_session_dir_path=lambda: str(tmp_path)))
-    cause = ActorDiedErrorContext(actor_id=bytes(16), class_name="EngineActor", pid=4711, error_message=message)
-    error = local_error(ActorDiedError(cause), who="engine 0: watch()")
+@pytest.mark.parametrize(
+    "message",
+    [
+        "The actor is dead because its owner has died. Owner worker exit type: SYSTEM_ERROR Worker exit detail: "
+        "Owner's node has crashed.",
+        "The actor died because its node has died. Node Id: a03c\n\tthe actor's node was terminated unexpectedly: "
+        "health check failed due to missing too many heartbeats",
+    ],
+    ids=["the driver's", "another"],
+)
+def test_a_dead_raylet_is_called_the_death_of_ray(died: Died, message: str, tmp_path: Path) -> None:
+    error = died("", message)
     assert type(error) is NodeDied
-    assert re.search(rf"^Ray .* engine 0: watch\(\) (?s:.*){tmp_path}", str(error))
-
-
-@pytest.mark.parametrize("printed", ["", ":job_id:01000000\n:actor_name:SamplerActor\n"])
-def test_a_process_that_printed_nothing_has_no_last_lines(tmp_path: Path, printed: str) -> None:
-    (tmp_path / "worker-ab-01000000-4711.err").write_text(printed)
-    assert last_words(DIED, tmp_path) == []
-    assert last_words("The actor died.", tmp_path) == last_words(DIED, None) == []
-
-
-def test_of_long_output_only_the_end_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "worker-ab-01000000-4711.err").write_text("".join(f"{number}\n" for number in range(100)))
-    assert last_words(DIED, tmp_path)[1:] == [f"  {number}" for number in range(85, 100)]
+    assert re.search(rf"^Ray .* learner rank 1(?s:.*){tmp_path}", str(error))

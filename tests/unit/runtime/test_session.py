@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
 import signal
 import socket
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +20,14 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from ray._private import services, worker
+from ray._private import worker
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
 from slime_core.errors import NodeDied, PlacementError
+from slime_core.plugins.manifest import Difference
 from slime_core.runtime import session
-from slime_core.runtime.session import Session, _probe
+from slime_core.runtime.session import Session, _probe, labels, mismatch_text
 from tests.processes import DELIVERED_S, left_of
 
 
@@ -66,50 +68,6 @@ def test_only_its_own_cluster_leaves_out_services_without_clients(
     with Session(address, namespace="n"):
         assert sum(one is not method for one, method in zip(seen, methods, strict=True)) == left_out
     assert [vars(Node)[name] for name in session.UNUSED_SERVICES] == methods
-
-
-def test_nodes_of_its_own_cluster_do_not_wait_for_ports_of_agents(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    started: list[RayParams] = []
-
-    def start_raylet(node: Any) -> None:
-        started.append(node._ray_params)
-
-    def init(**_: object) -> None:
-        for _ in range(2):
-            node = SimpleNamespace(_ray_params=RayParams(), _session_dir=str(tmp_path), _node_id="ab" * 28)
-            Node.start_raylet(node)
-            assert (tmp_path / f"dashboard_agent_listen_port_{node._node_id}").read_text() == "-1"
-
-    monkeypatch.setattr(Node, "start_raylet", start_raylet)
-    monkeypatch.setattr(ray, "init", init)
-    with socket.create_server(("", 0)) as taken:
-        ports = range(taken.getsockname()[1] - 20, taken.getsockname()[1] + 20)
-        monkeypatch.setattr(session, "AGENT_PORTS", ports)
-        session._agent_ports.cache_clear()
-        with Session("local", namespace="n"):
-            assert Node.start_raylet is start_raylet
-        session._agent_ports.cache_clear()
-        given = [port for one in started for port in (one.metrics_agent_port, one.metrics_export_port)]
-        given += [one.runtime_env_agent_port for one in started]
-        assert len(set(given)) == 6
-        assert set(given) <= set(ports) - {taken.getsockname()[1]}
-
-
-def test_its_own_cluster_is_in_process_groups_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups: list[int] = []
-
-    def started(**_: object) -> None:
-        with services.ConsolePopen(["cat"], stdin=subprocess.PIPE) as service:
-            groups.append(os.getpgid(service.pid))
-
-    before = services.ConsolePopen
-    monkeypatch.setattr(ray, "init", started)
-    for address in ("local", "auto"):
-        with Session(address, namespace="n"):
-            assert services.ConsolePopen is before
-    assert [group == os.getpgrp() for group in groups] == [False, True]
 
 
 @pytest.fixture(autouse=True)
@@ -266,11 +224,53 @@ def test_a_start_of_ray_that_holds_the_interpreter_ends_with_one_line_and_withou
     assert left_of(service) == []
 
 
-def test_a_start_of_ray_leaves_no_guard_and_no_wakeup(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = psutil.Process().children()
-    with session._guarded_start(600):
-        (guard,) = [child for child in psutil.Process().children() if child not in before]
-    assert left_of(guard.pid) == []
-    wakeup = signal.set_wakeup_fd(-1)
-    signal.set_wakeup_fd(wakeup)
-    assert wakeup == -1
+VERSION = Difference("acme", "acme-tree 2.1 aaaa", "acme-tree 2.0 bbbb")
+CONTENT = Difference("grpo", "slime-grpo 0.1.0 cccc", "slime-grpo 0.1.0 dddd")
+
+
+def test_all_differences_of_all_nodes_are_one_table_and_broken_plugins_follow():
+    differing = {"two (10.0.0.2)": [VERSION, CONTENT], "three (10.0.0.3)": [CONTENT]}
+    broken = {"four (10.0.0.4)": "plugin 'acme' (acme-tree 2.1): importing acme failed"}
+    title, _, *rows, _, last = mismatch_text(differing, broken, total=5).splitlines()
+    assert title.startswith("3 of 5 nodes ")
+    expected = [[node, *astuple(one)] for node, found in differing.items() for one in found]
+    assert [re.split("  +", row.strip()) for row in rows] == expected
+    assert last == f"on node four (10.0.0.4): {broken['four (10.0.0.4)']}"
+
+
+def test_a_node_is_called_by_host_and_address_and_by_its_id_where_two_share_those():
+    nodes = [
+        {"NodeID": "aaaaaaaaaaaa", "NodeManagerHostname": "one", "NodeManagerAddress": "10.0.0.1"},
+        {"NodeID": "bbbbbbbbbbbb", "NodeManagerHostname": "two", "NodeManagerAddress": "10.0.0.2"},
+        {"NodeID": "cccccccccccc", "NodeManagerHostname": "two", "NodeManagerAddress": "10.0.0.2"},
+    ]
+    assert list(labels(nodes).values()) == ["one (10.0.0.1)", "two (10.0.0.2) bbbbbbbb", "two (10.0.0.2) cccccccc"]
+
+
+def test_nodes_of_its_own_cluster_do_not_wait_for_ports_of_agents(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[RayParams] = []
+
+    def start_raylet(node: Any) -> None:
+        started.append(node._ray_params)
+
+    def init(**_: object) -> None:
+        for _ in range(2):
+            node = SimpleNamespace(_ray_params=RayParams(), _session_dir=str(tmp_path), _node_id="ab" * 28)
+            Node.start_raylet(node)
+            assert (tmp_path / f"dashboard_agent_listen_port_{node._node_id}").read_text() == "-1"
+
+    monkeypatch.setattr(Node, "start_raylet", start_raylet)
+    monkeypatch.setattr(ray, "init", init)
+    with socket.create_server(("", 0)) as taken:
+        ports = range(taken.getsockname()[1] - 20, taken.getsockname()[1] + 20)
+        monkeypatch.setattr(session, "AGENT_PORTS", ports)
+        session._agent_ports.cache_clear()
+        with Session("local", namespace="n"):
+            assert Node.start_raylet is start_raylet
+        session._agent_ports.cache_clear()
+        given = [port for one in started for port in (one.metrics_agent_port, one.metrics_export_port)]
+        given += [one.runtime_env_agent_port for one in started]
+        assert len(set(given)) == 6
+        assert set(given) <= set(ports) - {taken.getsockname()[1]}

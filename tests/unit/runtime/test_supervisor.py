@@ -90,8 +90,7 @@ def remaining(*paths: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("ending", "code"),
-    [("os._exit(3)", 3), ("os.kill(os.getpid(), 9)", -9), ("os.kill(os.getpid(), 11)", -11)],
+    ("ending", "code"), [("os._exit(3)", 3), ("os.kill(os.getpid(), 9)", -9), ("os.kill(os.getpid(), 11)", -11)]
 )
 def test_the_end_of_a_program_is_passed_on_when_all_of_it_is_gone(
     shared: Path, foreign: Path, ending: str, code: int
@@ -122,14 +121,6 @@ def test_a_parent_that_is_killed_leaves_neither_processes_nor_files(shared: Path
     assert_gone(shared, foreign, output)
 
 
-def test_a_supervisor_that_is_killed_leaves_neither_processes_nor_files(shared: Path, foreign: Path) -> None:
-    with subprocess.Popen(under_supervisor(shared, "time.sleep(600)"), stdout=subprocess.PIPE, text=True) as supervisor:
-        assert supervisor.stdout is not None
-        output = supervisor.stdout.readline()
-        supervisor.kill()
-    assert_gone(shared, foreign, output)
-
-
 def test_a_program_that_cannot_be_started_says_so(tmp_path: Path) -> None:
     ended = subprocess.run(supervised("none", ["/no/such/program"]), capture_output=True, text=True, check=False)
     assert ended.returncode == 127
@@ -142,3 +133,11 @@ def test_a_process_gets_its_name_when_the_first_variable_of_the_environment_chan
     environment = {"FIRST": "1", "PATH": os.environ["PATH"]}
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert ended.stdout.strip() == "sglang::scheduler"
+
+
+def test_a_supervisor_that_is_killed_leaves_neither_processes_nor_files(shared: Path, foreign: Path) -> None:
+    with subprocess.Popen(under_supervisor(shared, "time.sleep(600)"), stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        output = supervisor.stdout.readline()
+        supervisor.kill()
+    assert_gone(shared, foreign, output)

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from slime_core.track.advice import SIGNS, Advice
-from slime_core.track.record import RunRecord
-from slime_core.track.track import Event, StepFinished, Track, Warned
 
 DOCS = Path(__file__).parents[3] / "docs"
 SAME = {"rollout/raw_reward": 0.5, "rollout/zero_std_groups": 1.0, "train/grad_norm": 0.0}
@@ -25,14 +23,7 @@ def test_a_gradient_of_zero_is_explained_at_once_and_once() -> None:
     first, second, third = warnings({"train/grad_norm": 1.0}, SAME, {**SAME, "rollout/zero_std_groups": 0.0})
     assert (first, third) == ([], [])
     (message,) = second
-    names = ["0.500", "samples/train-000001.jsonl", "--apply-chat-template", "--rm-type", "--label-key"]
-    assert [name for name in names if name not in message] == []
-
-
-def test_a_gradient_of_zero_though_rewards_differ_says_no_more_than_that() -> None:
-    ((message,),) = warnings({"train/grad_norm": 0.0, "rollout/zero_std_groups": 0.5})
-    assert "samples/train-000000.jsonl; " in message
-    assert "0.5" not in message
+    assert "samples/train-000001.jsonl" in message
 
 
 @pytest.mark.parametrize(
@@ -52,28 +43,15 @@ def test_a_sign_counts_when_it_held_for_three_rows(metric: str, good: float, bad
     none, good_row, bad_row = {"train/loss": 1.0}, {metric: good}, {metric: bad}
     assert not any(warnings(bad_row, bad_row, none))
     assert not any(warnings(*[good_row] * 6))
+    assert not any(warnings(bad_row, bad_row, good_row, bad_row, bad_row))
     (found,) = [row for row in warnings(*[bad_row] * 7) if row]
     assert re.search(names, found[0])
-
-
-def test_a_good_row_between_bad_ones_starts_the_count_again() -> None:
-    bad, good = {"train/kl_loss": 2.0}, {"train/kl_loss": 0.0}
-    assert [bool(row) for row in warnings(bad, bad, good, bad, bad, bad)] == [False] * 5 + [True]
-
-
-def test_a_reward_that_falls_to_zero_later_is_no_mistake_of_its_form() -> None:
-    assert not any(warnings({"rollout/raw_reward": 0.2}, *[{"rollout/raw_reward": 0.0}] * 5))
 
 
 def test_entropy_is_compared_with_that_of_the_first_row() -> None:
     found = warnings(*({"train/entropy_loss": value} for value in (2.0, 0.05, 0.03, 0.02, 0.01)))
     assert [bool(row) for row in found] == [False] * 4 + [True]
     assert " 2 to 0.01 nats" in found[-1][0]
-
-
-def test_rewards_that_time_out_are_reported_at_once() -> None:
-    ((message,),) = warnings({"rollout/reward_failures/timeout": 3.0})
-    assert "3 in rollout 0" in message
 
 
 def test_metrics_and_flags_of_the_signs_are_documented() -> None:
@@ -83,12 +61,3 @@ def test_metrics_and_flags_of_the_signs_are_documented() -> None:
         assert f"`{sign.metric}`" in metrics or f"`/{name}`" in metrics or sign.metric.endswith("/timeout"), sign
         for flag in re.findall(r"--[a-z-]+", sign.text):
             assert re.search(rf"`{flag}[ `]", settings), flag
-
-
-def test_a_run_shows_them_after_the_step(tmp_path: Path) -> None:
-    seen: list[Event] = []
-    record = RunRecord(tmp_path / "run")
-    with Track(record, tensorboard=False, listeners=[seen.append]) as track, track.step(0) as metrics:
-        metrics.update(SAME)
-    kinds = [type(event) for event in seen]
-    assert kinds.index(StepFinished) < kinds.index(Warned)

@@ -77,15 +77,6 @@ def test_every_group_ends_in_one_place(journal, close, recount):
     }
 
 
-def test_a_group_with_one_trained_sample_is_trained_and_its_others_have_places_of_their_own(journal, close, recount):
-    journal.took(ids(0))
-    done, failed = group(0, DONE, FAILED, cause="timeout")
-    close(0, [done, failed])
-    found = recount()
-    assert found.groups == {("trained", ""): 1}
-    assert found.samples == {("trained", ""): 1, ("failed", "timeout"): 1}
-
-
 @pytest.mark.parametrize("again", ["aborted", "requeued"])
 def test_a_group_that_was_put_back_has_not_ended_and_counts_once(journal, close, recount, again):
     journal.took(ids(0))
@@ -167,14 +158,9 @@ def test_a_journal_of_another_run_is_not_taken_for_the_own_one_because_it_is_lon
     assert recount().open == {0: (0, 1), 1: (2, 3)}
 
 
-def test_in_another_folder_the_ledger_starts_with_what_the_checkpoint_holds(tmp_path, recount):
-    journal = Journal(tmp_path)
-    journal.rewind(12345, held=ids(4))
+def test_a_journal_starts_over_in_another_folder_and_where_a_failed_start_left_files(tmp_path, recount):
+    Journal(tmp_path).rewind(12345, held=ids(4))
     assert (recount().taken, recount().open) == (1, {4: (8, 9)})
-
-
-def test_a_fresh_run_starts_over_where_a_failed_start_left_files(journal, tmp_path, recount):
-    journal.took(ids(0, 1))
     again = Journal(tmp_path)
     assert again.position() == 0
     again.took(ids(0))
@@ -189,44 +175,40 @@ def test_without_a_folder_nothing_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_group_that_is_trained_twice_is_named(journal, close, recount):
-    journal.took(ids(0))
-    close(0, group(0, DONE, DONE))
-    close(1, group(0, DONE, DONE))
-    with pytest.raises(RunError, match=r"train-000001\.jsonl .*groups 0 .*trained"):
+FIRST, BOTH = group(0, DONE, DONE), group(7, DONE, DONE)
+
+
+@pytest.mark.parametrize(
+    ("taken", "rollouts", "names"),
+    [
+        ([[0]], [[FIRST], [FIRST]], r"train-000001\.jsonl .*groups 0 .*trained"),
+        ([[0]], [[FIRST, BOTH]], "groups 7 "),
+        ([[5]], [[group(5, DONE)]], r"train-000000\.jsonl .*group 5 .*samples 11"),
+        ([[3], [3]], [], "group 3 "),
+    ],
+    ids=["trained twice", "never handed out", "a sample is missing", "handed out twice at once"],
+)
+def test_a_group_that_the_files_contradict_is_named(journal, close, recount, taken, rollouts, names):
+    for groups in taken:
+        journal.took(ids(*groups))
+    for rollout, groups in enumerate(rollouts):
+        close(rollout, *groups)
+    with pytest.raises(RunError, match=names):
         recount()
 
 
-def test_a_group_that_was_never_handed_out_is_named(journal, close, recount):
-    journal.took(ids(0))
-    close(0, group(0, DONE, DONE), group(7, DONE, DONE))
-    with pytest.raises(RunError, match="groups 7 "):
-        recount()
-
-
-def test_a_sample_that_is_missing_in_its_group_is_named(journal, close, recount):
-    journal.took(ids(5))
-    close(0, group(5, DONE))
-    with pytest.raises(RunError, match=r"train-000000\.jsonl .*group 5 .*samples 11"):
-        recount()
-
-
-def test_a_group_that_is_handed_out_twice_at_once_is_named(journal, recount):
-    journal.took(ids(3))
-    journal.took(ids(3))
-    with pytest.raises(RunError, match="group 3 "):
-        recount()
-
-
-def test_a_group_that_is_nowhere_is_named(journal, close, recount):
+@pytest.mark.parametrize(("held", "names"), [([], r"groups 1 .*nowhere"), ([0, 1], r"groups 0 .*held")])
+def test_a_group_that_is_nowhere_or_held_although_it_was_trained_is_named(journal, close, recount, held, names):
     journal.took(ids(0, 1))
-    close(0, group(0, DONE, DONE))
-    with pytest.raises(RunError, match=r"groups 1 .*nowhere"):
-        recount().check({})
+    close(0, FIRST)
+    with pytest.raises(RunError, match=names):
+        recount().check(ids(*held))
 
 
-def test_a_group_that_is_held_although_it_was_trained_is_named(journal, close, recount):
+def test_a_group_with_one_trained_sample_is_trained_and_its_others_have_places_of_their_own(journal, close, recount):
     journal.took(ids(0))
-    close(0, group(0, DONE, DONE))
-    with pytest.raises(RunError, match=r"groups 0 .*held"):
-        recount().check(ids(0))
+    done, failed = group(0, DONE, FAILED, cause="timeout")
+    close(0, [done, failed])
+    found = recount()
+    assert found.groups == {("trained", ""): 1}
+    assert found.samples == {("trained", ""): 1, ("failed", "timeout"): 1}

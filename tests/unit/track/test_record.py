@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from slime_core.errors import CheckpointError, ConfigError, RunError
-from slime_core.track.record import RunRecord, write_atomically
+from slime_core.track.record import RunRecord, SampleWriter, Timeline, write_atomically
 from slime_core.track.track import Track
+from slime_core.types import Sample, Status
 
 
 def test_a_run_folder_has_its_places(tmp_path: Path) -> None:
@@ -28,13 +31,6 @@ def test_a_new_run_folder_is_closed_to_others_and_one_that_was_there_stays_as_it
     (tmp_path / "shared").mkdir(mode=0o755)
     modes = [RunRecord(tmp_path / name).directory.stat().st_mode & 0o777 for name in ("new/run", "shared")]
     assert modes == [0o700, 0o755]
-
-
-def test_a_folder_of_a_failed_start_is_reused(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path)
-    for name in ("config.toml", "plugins.json", "metrics.jsonl", "logs/engine-0.log"):
-        (tmp_path / name).touch()
-    assert RunRecord(tmp_path).directory == record.directory
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/step-000002", "notes.txt", "config-step-000002.toml"])
@@ -103,10 +99,11 @@ def test_a_full_disk_is_named_with_the_file_and_what_to_do(tmp_path: Path, monke
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
+def test_a_file_is_no_run_folder_and_a_run_may_resume_into_a_new_one(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(ConfigError, match=rf"{tmp_path}/run "):
         RunRecord(tmp_path / "run")
+    assert not RunRecord(tmp_path / "new", resumed_step=5).metrics.exists()
 
 
 def test_a_resumed_run_drops_the_rows_it_will_do_again(tmp_path: Path) -> None:
@@ -155,19 +152,73 @@ def test_a_resume_that_never_begins_leaves_the_folder_as_it_was(tmp_path: Path) 
     assert [event for event in events if event.HasField("session_log")] == []
 
 
-def test_a_run_may_resume_into_a_new_folder(tmp_path: Path) -> None:
-    assert not RunRecord(tmp_path / "new", resumed_step=5).metrics.exists()
-
-
 def test_a_broken_row_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"loss": 1.0}\n')
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl:2 "):
         RunRecord(tmp_path, resumed_step=1)
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
-    path = write_atomically(tmp_path / "config.toml", "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "new \ud800")
-    assert path.read_text() == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["config.toml"]
+# --- Samples ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("versions", "spans"), [(["3"], None), (["3", "4"], [["3", 0, 2], ["4", 2, 5]]), ([], None)], ids=str
+)
+def test_a_response_of_several_versions_records_which_tokens_are_whose(
+    tmp_path: Path, versions: list[str], spans: list[list[object]] | None
+) -> None:
+    recorded = [("3", 0, 2), ("4", 2, 5)][: len(versions)]
+    sample = Sample(group_index=0, index=1, weight_versions=versions, weight_spans=recorded, status=Status.COMPLETED)
+    path = SampleWriter(tmp_path).write("train", 3, [sample])
+    assert path is not None
+    row = json.loads(path.read_text())
+    assert (row["weight_versions"], row.get("weight_spans")) == (versions, spans)
+
+
+def test_the_first_rows_hold_tokens_masks_and_log_probs(tmp_path: Path) -> None:
+    tokens = {"tokens": [7, 8, 9], "response_length": 2}
+    samples = [
+        Sample(index=0, **tokens, loss_mask=[1, 0], rollout_log_probs=[-0.5, 0.0]),
+        Sample(index=1, **tokens),
+        Sample(index=2, **tokens),
+    ]
+    path = SampleWriter(tmp_path, num_with_tokens=3).write("train", 3, samples[:1], dropped=[("zero_std", samples[1])])
+    assert path is not None
+    keys = ("tokens", "loss_mask", "rollout_log_probs")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [[row[key] for key in keys] for row in rows] == [[[7, 8, 9], [1, 0], [-0.5, 0.0]], [[7, 8, 9], [1, 1], None]]
+    path = SampleWriter(tmp_path, num_with_tokens=1).write("train", 4, samples)
+    assert path is not None
+    assert ["tokens" in json.loads(line) for line in path.read_text().splitlines()] == [True, False, False]
+
+
+def test_half_a_surrogate_pair_is_written_as_json_escapes_it(tmp_path: Path) -> None:
+    sample = Sample(prompt="\U0001f600 \ud83d", response="é", metadata={"source": "\udc00"}, error="\ud83d")
+    path = SampleWriter(tmp_path).write("train", 3, [sample])
+    assert path is not None
+    row = json.loads(path.read_text(encoding="utf-8"))
+    assert (row["prompt"], row["response"], row["error"]) == ("\U0001f600 \ud83d", "é", "\ud83d")
+    assert row["metadata"] == {"source": "\udc00"}
+
+
+# --- Spans of a process -----------------------------------------------------------------------------------------------
+
+
+def spans(run: Path, process: str = "driver") -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run / "timeline" / f"{process}.jsonl").read_text().splitlines()]
+
+
+def test_a_span_says_what_when_and_how_long(tmp_path: Path) -> None:
+    before = time.time()
+    timeline = Timeline(tmp_path, "sampler")
+    with timeline.span("generate", 3):
+        time.sleep(0.01)
+    (span,) = spans(tmp_path, "sampler")
+    assert (span["name"], span["step"]) == ("generate", 3)
+    assert before - 0.001 <= span["start"] <= time.time()
+    assert 0.01 <= span["seconds"] <= time.time() - before
+
+
+def test_a_folder_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
+    (tmp_path / "timeline").write_text("in the way")
+    Timeline(tmp_path, "driver").ended("train", 0, 1.0)

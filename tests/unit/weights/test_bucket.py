@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_core.weights.engine_control import Bucket
-from slime_core.weights.hugging_face import WeightSpec, spec_of
+from slime_core.weights.hugging_face import WeightSpec
 from slime_core.weights.publisher import plan_buckets
 from slime_core.weights.transports import flatten
 
@@ -23,23 +23,19 @@ def names(buckets: list[Bucket]) -> list[list[str]]:
     return [bucket.names for bucket in buckets]
 
 
-def test_a_bucket_is_filled_up_to_its_limit_and_no_further() -> None:
-    specs = [spec("a", 2), spec("b", 2), spec("c", 1)]
-    assert names(plan_buckets(specs, bytes_limit=16)) == [["a", "b"], ["c"]]
-    assert names(plan_buckets(specs, bytes_limit=20)) == [["a", "b", "c"]]
-
-
-def test_a_weight_above_the_limit_travels_alone() -> None:
-    assert names(plan_buckets([spec("a", 1), spec("big", 100), spec("c", 1)], bytes_limit=16)) == [
-        ["a"],
-        ["big"],
-        ["c"],
-    ]
-
-
-def test_dtypes_never_share_a_bucket() -> None:
-    specs = [spec("a", 1), spec("half", 1, "bfloat16"), spec("b", 1), spec("half2", 1, "bfloat16")]
-    assert names(plan_buckets(specs, bytes_limit=64)) == [["a", "b"], ["half", "half2"]]
+@pytest.mark.parametrize(
+    ("specs", "limit", "expected"),
+    [
+        ([spec("a", 2), spec("b", 2), spec("c", 1)], 16, [["a", "b"], ["c"]]),
+        ([spec("a", 2), spec("b", 2), spec("c", 1)], 20, [["a", "b", "c"]]),
+        ([spec("a", 1), spec("big", 100), spec("c", 1)], 16, [["a"], ["big"], ["c"]]),
+        ([spec("a", 1), spec("half", 1, "bfloat16"), spec("b", 1)], 64, [["a", "b"], ["half"]]),
+    ],
+)
+def test_a_bucket_holds_weights_of_one_dtype_up_to_its_limit(
+    specs: list[WeightSpec], limit: int, expected: list[list[str]]
+) -> None:
+    assert names(plan_buckets(specs, bytes_limit=limit)) == expected
 
 
 def test_an_attention_module_is_never_split() -> None:
@@ -68,10 +64,3 @@ def test_flattened_bytes_are_those_of_the_tensors_one_after_the_other() -> None:
     flat = flatten([columns, torch.tensor([5.0])])
     assert flat.dtype == torch.uint8
     assert bytes(flat.tolist()) == struct.pack("<5f", 1, 3, 2, 4, 5)
-
-
-@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 2), (torch.float32, 4)])
-def test_a_spec_says_how_many_bytes_its_tensor_has(dtype: torch.dtype, size: int) -> None:
-    found = spec_of("w", torch.zeros(3, 5, dtype=dtype))
-    assert found == WeightSpec("w", str(dtype).split(".")[1], (3, 5))
-    assert found.nbytes == 15 * size

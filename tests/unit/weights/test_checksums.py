@@ -21,18 +21,15 @@ def held(url: str = "http://a", **weights: str) -> EngineChecksums:
     return EngineChecksums(url, repr(sorted(weights.items())), (weights,))
 
 
-def test_engines_that_hold_the_same_agree() -> None:
-    require_agreement([held("http://a", w="1"), held("http://b", w="1")])
+def cut(url: str, total: str) -> EngineChecksums:
+    """An engine of two processes."""
+    return EngineChecksums(url, total, ({}, {}))
 
 
-def test_engines_that_cut_weights_differently_are_compared_among_their_like() -> None:
-    cut = [EngineChecksums(f"http://{name}", total, ({}, {})) for name, total in (("c", "x"), ("d", "y"))]
-    require_agreement([held("http://a", w="1"), cut[0]])
+def test_engines_are_compared_among_their_like() -> None:
+    require_agreement([held("http://a", w="1"), held("http://b", w="1"), cut("http://c", "x")])
     with pytest.raises(WeightSyncError, match=r"http://d .*http://c"):
-        require_agreement([held("http://a", w="1"), *cut])
-
-
-def test_an_engine_that_differs_is_named_with_the_weight() -> None:
+        require_agreement([held("http://a", w="1"), cut("http://c", "x"), cut("http://d", "y")])
     with pytest.raises(WeightSyncError, match=r"http://b .*http://a: norm"):
         require_agreement([held("http://a", norm="1", w="1"), held("http://b", norm="2", w="1")])
 
@@ -115,25 +112,14 @@ def test_heads_are_filled_up_where_processes_outnumber_those_of_keys_and_values(
     assert sent.verify(of_ranks(*ranks)) == 8
 
 
-def test_spoiled_weights_have_to_differ_in_every_process() -> None:
+def test_weights_differ_after_spoiling_and_are_equal_after_restoring_in_every_process() -> None:
     began = [of_ranks({"a": "1", "b": "2"}, {"a": "3", "b": "4"})]
     require_all_overwritten(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "8"})])
+    require_restored(began, began)
     with pytest.raises(WeightSyncError, match=r"http://a .* b afterwards"):
         require_all_overwritten(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "4"})])
-
-
-def test_restored_weights_have_to_be_equal_in_every_process() -> None:
-    began = [of_ranks({"a": "1", "b": "2"}, {"a": "3", "b": "4"})]
-    require_restored(began, began)
     with pytest.raises(WeightSyncError, match=r"http://a .*: a\."):
         require_restored(began, [of_ranks({"a": "1", "b": "2"}, {"a": "9", "b": "4"})])
-
-
-def test_rows_of_the_embedding_are_filled_up_to_64() -> None:
-    embedding = torch.ones(70, 2)
-    sent = SentWeights(dtype="float32")
-    sent.add("model.embed_tokens.weight", embedding)
-    assert sent.verify(held(**{"model.embed_tokens.weight": digest(embedding, torch.zeros(58, 2))})) == 1
 
 
 def test_weights_are_compared_in_the_dtype_that_the_engine_keeps() -> None:
@@ -159,11 +145,14 @@ def test_engines_that_hash_otherwise_are_compared_among_their_like_and_with_the_
         weight.view(torch.uint8)[5] ^= 1
 
 
+def test_rows_of_the_embedding_are_filled_up_to_64() -> None:
+    embedding = torch.ones(70, 2)
+    sent = SentWeights(dtype="float32")
+    sent.add("model.embed_tokens.weight", embedding)
+    assert sent.verify(held(**{"model.embed_tokens.weight": digest(embedding, torch.zeros(58, 2))})) == 1
+
+
 def test_hashing_leaves_a_weight_that_can_be_offloaded() -> None:
     weight = torch.ones(4)
     SentWeights(dtype="float32").add("norm", weight)
     weight.untyped_storage().resize_(0)
-
-
-def test_names_that_only_the_engine_knows_are_not_counted_as_proven() -> None:
-    assert SentWeights(dtype="float32").verify(held(w13_weight="1")) == 0

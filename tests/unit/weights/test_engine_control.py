@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import nullcontext
+from datetime import timedelta
 
+import psutil
 import pytest
+from torch.distributed import TCPStore
 
-from slime_core.errors import EngineError, EngineSilent, WeightSyncError
-from slime_core.generation import SamplingParams
-from slime_core.rollout.engines.client import GenerateClient
+from slime_core.errors import EngineSilent, WeightSyncError
 from slime_core.weights import engine_control
-from slime_core.weights.engine_control import Bucket, EngineControl, PauseMode, call
+from slime_core.weights.engine_control import Bucket, EngineControl, call, reserve_port, serve_store
 from slime_core.weights.hugging_face import WeightSpec
 from slime_testing.fake_engine import FakeEngine
 from tests.http_service import HttpService
+from tests.ports import kept_port
 
 BUCKET = Bucket((WeightSpec("norm", "float32", (4,)),))
 
@@ -57,11 +57,6 @@ def test_an_update_reaches_every_engine_in_the_right_order(
     assert control.version() == "7"
     assert sent.waited == 1
     assert [engine.loaded for engine in engines] == [["norm"], ["norm"]]
-
-
-def test_a_refusal_names_engine_endpoint_status_and_body(control: EngineControl) -> None:
-    with pytest.raises(WeightSyncError, match=r"http://127.0.0.1:\d+/end_weight_update .*status 400.*session"):
-        control.end_update()
 
 
 def test_a_refused_update_does_not_wait_for_its_broadcast(control: EngineControl) -> None:
@@ -106,16 +101,13 @@ def test_engines_of_different_versions_are_an_error(control: EngineControl, engi
         control.version()
 
 
-def test_engines_of_several_processes_get_consecutive_ranks(engines: tuple[FakeEngine, ...]) -> None:
-    control = EngineControl([engine.url for engine in engines], ranks_per_engine=2)
+@pytest.mark.parametrize(("ranks", "joined"), [(2, [(1, 5), (3, 5)]), ((4, 1), [(1, 6), (5, 6)])])
+def test_engines_of_several_processes_get_as_many_consecutive_ranks(
+    engines: tuple[FakeEngine, ...], ranks: int | tuple[int, ...], joined: list[tuple[int, int]]
+) -> None:
+    control = EngineControl([engine.url for engine in engines], ranks_per_engine=ranks)
     control.init_group(master_address="127.0.0.1", master_port=1, group="g", backend="nccl")
-    assert [engine.joined for engine in engines] == [(1, 5), (3, 5)]
-
-
-def test_engines_of_different_sizes_get_as_many_ranks_as_they_have(engines: tuple[FakeEngine, ...]) -> None:
-    control = EngineControl([engine.url for engine in engines], ranks_per_engine=(4, 1))
-    control.init_group(master_address="127.0.0.1", master_port=1, group="g", backend="nccl")
-    assert [engine.joined for engine in engines] == [(1, 6), (5, 6)]
+    assert [engine.joined for engine in engines] == joined
 
 
 def test_no_engines_is_an_error() -> None:
@@ -141,64 +133,37 @@ def test_memory_is_released_and_resumed_by_tags_or_all_at_once(
     assert [engine.released for engine in engines] == [set()] * 2
 
 
-@pytest.mark.parametrize("released", [["weights"], ["kv_cache", "weights"]])
-def test_memory_is_neither_released_twice_nor_resumed_unasked(control: EngineControl, released: list[str]) -> None:
-    control.release_memory(*released)
-    with pytest.raises(WeightSyncError, match=r"cannot release \['weights'\]; released already:"):
-        control.release_memory("weights")
-    control.resume_memory(*released)
-    with pytest.raises(WeightSyncError, match=r"cannot resume \['weights'\]; released: \[\]"):
-        control.resume_memory("weights")
-
-
-def test_unknown_memory_is_refused(control: EngineControl) -> None:
-    with pytest.raises(WeightSyncError, match=r"cannot release \['cache'\]"):
-        control.release_memory("cache")
-
-
-def test_weights_without_memory_are_not_updated(control: EngineControl) -> None:
-    control.release_memory("weights")
-    with pytest.raises(WeightSyncError, match=r"begin_weight_update .*status 400.*memory"):
-        control.begin_update()
-    control.resume_memory("weights")
-    control.begin_update()
-
-
-@pytest.mark.parametrize("tag", ["kv_cache", "weights"])
-async def test_nothing_is_generated_without_memory(
-    control: EngineControl, engines: tuple[FakeEngine, ...], tag: str
-) -> None:
-    control.release_memory(tag)
-    async with GenerateClient(engines[0].url, timeout_s=60) as client:
-        with pytest.raises(EngineError, match=rf"status 400: .*without \['{tag}'\]"):
-            await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4))
-        control.resume_memory(tag)
-        await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4))
-
-
-@pytest.mark.parametrize(("mode", "idle"), [(None, False), ("in_place", False), ("retract", True)])
-async def test_memory_is_released_by_engines_that_do_not_generate(
-    control: EngineControl, engines: tuple[FakeEngine, ...], mode: PauseMode | None, idle: bool
-) -> None:
-    engines[0].delay_s = 60
-    async with GenerateClient(engines[0].url, timeout_s=60) as client:
-        asking = asyncio.create_task(client.generate([3, 4], sampling=SamplingParams(max_new_tokens=4)))
-        while not engines[0].most_in_flight:
-            await asyncio.sleep(0)
-        if mode is not None:
-            control.pause(mode)
-        with nullcontext() if idle else pytest.raises(WeightSyncError, match="server is idle"):
-            control.release_memory("kv_cache")
-        for engine in engines:
-            engine.released.clear()
-        control.resume()
-        async with client.aborting():
-            await asking
-
-
 def test_a_server_with_another_key_is_reported() -> None:
     with HttpService(lambda body: body) as service:
         service.fail_with = [401]
         names = f"{service.url}/pause_generation .*status 401: .*refused by the test.*SLIME_ENGINE_KEY"
         with pytest.raises(WeightSyncError, match=names):
             call(service.url, "/pause_generation", {}, timeout_s=60)
+
+
+# --- Where the processes of an update group meet ----------------------------------------------------------------------
+
+LIMIT = timedelta(seconds=60)
+
+
+def test_a_store_listens_on_its_own_address_only() -> None:
+    store = serve_store("127.0.0.1", world_size=2, timeout=LIMIT)
+    listening = [one.laddr for one in psutil.Process().net_connections("inet") if one.status == "LISTEN"]
+    assert [one.ip for one in listening if one.port == store.port] == ["127.0.0.1"]
+
+
+def test_other_ranks_connect_to_a_store_at_a_given_port() -> None:
+    with kept_port() as port:
+        store = serve_store("127.0.0.1", world_size=2, timeout=LIMIT, port=port)
+    TCPStore("127.0.0.1", port, 2, is_master=False, timeout=LIMIT).set("rank", "1")
+    assert store.get("rank") == b"1"
+
+
+def test_a_reserved_port_is_taken_only_by_the_store_it_was_reserved_for() -> None:
+    port = reserve_port("127.0.0.1")
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind(("127.0.0.1", port))
+    store = serve_store("127.0.0.1", world_size=2, timeout=LIMIT, port=port)
+    assert store.port == port
+    TCPStore("127.0.0.1", port, 2, is_master=False, timeout=LIMIT).set("met", "here")
+    assert store.get("met") == b"here"

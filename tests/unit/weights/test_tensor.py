@@ -35,6 +35,11 @@ for line in sys.stdin:
 """What a server does with the payloads of its processes, here one after the other."""
 
 
+def read_by_processes(payloads: list[str]) -> str:
+    reader = [sys.executable, "-c", READER]
+    return subprocess.run(reader, input="\n".join(payloads), text=True, capture_output=True, check=True).stdout
+
+
 class Recorder(EngineControl):
     """Keeps the payloads, and what is in /dev/shm while an engine has them."""
 
@@ -45,9 +50,7 @@ class Recorder(EngineControl):
     def update_from_tensor(self, payloads, *, version=None):
         self.payloads = payloads
         self.names += shared_names()
-        reader = [sys.executable, "-c", READER]
-        found = subprocess.run(reader, input="\n".join(payloads[0]), text=True, capture_output=True, check=True)
-        self.read.append(found.stdout)
+        self.read.append(read_by_processes(payloads[0]))
         super().update_from_tensor(payloads, version=version)
 
 
@@ -86,17 +89,17 @@ def test_every_process_reads_each_bucket_from_one_of_two_blocks_that_are_gone_af
     control.close()
 
 
-def test_the_last_bucket_brings_the_version(engine):
+def test_the_last_bucket_brings_the_version_and_the_learner_s_weights_are_not_shared(engine):
     control = EngineControl([engine.url])
-    transport = transport_of(control)
+    transport, source = transport_of(control), [torch.zeros(4), torch.zeros(2, 3)]
     transport.start("7")
-    transport.send(BUCKET, TENSORS, last=False)
-    transport.drain()
-    assert control.version() == "default"
-    transport.send(BUCKET, TENSORS, last=True)
-    transport.drain()
-    transport.commit()
-    assert control.version() == "7"
+    for is_last, version in ((False, "default"), (True, "7")):
+        transport.send(BUCKET, source, last=is_last)
+        transport.drain()
+        if is_last:
+            transport.commit()
+        assert control.version() == version
+    assert not any(tensor.is_shared() for tensor in source)
     control.close()
 
 
@@ -108,17 +111,6 @@ def test_shared_memory_is_freed_when_an_engine_refuses(engine):
     with pytest.raises(WeightSyncError, match="must run between"):
         transport.drain()
     assert (shared_names(), get_sharing_strategy()) == ([], strategy)
-    control.close()
-
-
-def test_the_learners_own_weights_are_not_shared(engine):
-    control = EngineControl([engine.url])
-    transport = transport_of(control)
-    source = [torch.zeros(4), torch.zeros(2, 3)]
-    transport.start("7")
-    transport.send(BUCKET, source, last=True)
-    transport.drain()
-    assert not any(tensor.is_shared() for tensor in source)
     control.close()
 
 
@@ -195,60 +187,7 @@ def test_an_engine_on_another_machine_is_refused(host):
 
 
 RANK = """
-import json, sys
-import torch
-import torch.distributed as dist
-from slime_core.weights.engine_control import EngineControl
-from slime_core.weights.engine_control import Bucket
-from slime_core.weights.hugging_face import WeightSpec
-from slime_core.weights.transports import TensorTransport
-
-class Recorder(EngineControl):
-    def update_from_tensor(self, payloads, *, version=None):
-        print(json.dumps([list(of_engine) for of_engine in payloads]), flush=True)
-        sys.stdin.readline()  # the test reads what is shared before the ranks take it back
-
-rank, store, urls = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-control = Recorder(urls, ranks_per_engine=(1, 2)) if rank == 0 else None
-transport = TensorTransport(urls, control=control, holders=((1,), (0, 1)))
-bucket = Bucket((WeightSpec("norm", "float32", (2,)),))
-transport.start("7")
-transport.send(bucket, [torch.full((2,), 10.0 + rank)], last=True)
-transport.drain()
-transport.commit()
-dist.destroy_process_group()
-"""
-
-
-def test_each_rank_hands_its_own_copy_to_the_processes_that_it_holds(tmp_path):
-    """Ranks send different weights here, so that the payloads tell whose memory each process reads."""
-    with FakeEngine() as one, FakeEngine() as two:
-        words = [str(tmp_path / "store"), one.url, two.url]
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", RANK, str(rank), *words],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        payloads = json.loads(ranks[0].stdout.readline())
-        lines = [payload for of_engine in payloads for payload in of_engine]
-        read = subprocess.run(
-            [sys.executable, "-c", READER], input="\n".join(lines), text=True, capture_output=True, check=True
-        ).stdout
-        ranks[0].communicate("go on\n", timeout=900)
-        ranks[1].communicate(timeout=900)
-    assert [len(of_engine) for of_engine in payloads] == [1, 2]
-    assert read.splitlines() == ["norm [11.0, 11.0]", "norm [10.0, 10.0]", "norm [11.0, 11.0]"]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{one.pid}_" for one in ranks))]
-
-
-REFUSED = """
-import sys
+import json, os, sys, threading
 import torch
 import torch.distributed as dist
 from slime_core.errors import WeightSyncError
@@ -256,53 +195,90 @@ from slime_core.weights.engine_control import Bucket, EngineControl
 from slime_core.weights.hugging_face import WeightSpec
 from slime_core.weights.transports import SharedBlock, TensorTransport
 
-rank, store, failing, url = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+rank, store, urls = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-control = EngineControl([url], ranks_per_engine=2) if rank == 0 else None
-transport = TensorTransport([url], control=control, holders=((0, 1),))
 bucket = Bucket((WeightSpec("norm", "float32", (2,)),))
-if failing == "memory of rank 1":
-    transport.start("7")
-    if rank == 1:
-        def full(block, tensors):
-            raise WeightSyncError("/dev/shm is full")
-        SharedBlock.fill = full
-# Without a start the engine refuses the bucket. The refusal ends the next call: another bucket, or the last wait.
-for following in (lambda: transport.send(bucket, [torch.ones(2)], last=True), transport.drain):
-    try:
-        transport.send(bucket, [torch.ones(2)], last=False)
-        following()
-    except WeightSyncError as error:
-        print(error, flush=True)
-dist.destroy_process_group()
+
+def transport(control, *holders):
+    return TensorTransport(urls, control=control if rank == 0 else None, holders=holders)
 """
 
 
-@pytest.mark.parametrize(("failing", "words"), [("engine", "must run between"), ("memory of rank 1", "/dev/shm")])
-def test_every_rank_raises_what_stopped_one_of_them(failing, words, tmp_path):
-    with FakeEngine() as engine:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", REFUSED, str(rank), str(tmp_path / "store"), failing, engine.url],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        printed = [rank.communicate(timeout=900)[0].splitlines() for rank in ranks]
+def ranks_of(program: str, store: Path, *engines: FakeEngine) -> list[subprocess.Popen[str]]:
+    """Two ranks that run ``program`` after ``RANK``."""
+    end = "\ndist.destroy_process_group()\n"
+    words = [sys.executable, "-c", RANK + program + end]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    urls = [engine.url for engine in engines]
+    return [subprocess.Popen([*words, str(rank), str(store), *urls], **pipes) for rank in range(2)]
+
+
+def printed_by(ranks: list[subprocess.Popen[str]]) -> list[list[str]]:
+    printed = [rank.communicate("", timeout=900)[0].splitlines() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
-    assert printed[0] == printed[1]
-    assert [words in line for line in printed[0]] == [True, True]
+    return printed
+
+
+HANDS_OUT = """
+class Recorder(EngineControl):
+    def update_from_tensor(self, payloads, *, version=None):
+        print(json.dumps([list(of_engine) for of_engine in payloads]), flush=True)
+        sys.stdin.readline()  # the test reads what is shared before the ranks take it back
+
+sender = transport(Recorder(urls, ranks_per_engine=(1, 2)), (1,), (0, 1))
+sender.start("7")
+sender.send(bucket, [torch.full((2,), 10.0 + rank)], last=True)
+sender.drain()
+sender.commit()
+"""
+
+
+def test_each_rank_hands_its_own_copy_to_the_processes_that_it_holds(tmp_path):
+    """Ranks send different weights here, so that the payloads tell whose memory each process reads."""
+    with FakeEngine() as first, FakeEngine() as second:
+        ranks = ranks_of(HANDS_OUT, tmp_path / "store", first, second)
+        payloads = json.loads(ranks[0].stdout.readline())
+        lines = read_by_processes([payload for of_engine in payloads for payload in of_engine]).splitlines()
+        printed_by(ranks)
+    assert [len(of_engine) for of_engine in payloads] == [1, 2]
+    assert lines == ["norm [11.0, 11.0]", "norm [10.0, 10.0]", "norm [11.0, 11.0]"]
+    left = tuple(f"torch_{rank.pid}_" for rank in ranks)
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(left)]
+
+
+SENDER = """
+sender = transport(EngineControl(urls, ranks_per_engine=2), (0, 1))
+"""
+FULL_MEMORY = """
+def full(block, tensors):
+    raise WeightSyncError("/dev/shm is full")
+
+if rank == 1:
+    SharedBlock.fill = full
+sender.start("7")
+"""
+TWICE = """
+# Without a start the engine refuses the bucket. The refusal ends the next call: another bucket, or the last wait.
+for following in (lambda: sender.send(bucket, [torch.ones(2)], last=True), sender.drain):
+    try:
+        sender.send(bucket, [torch.ones(2)], last=False)
+        following()
+    except WeightSyncError as error:
+        print(error, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("", "must run between"), (FULL_MEMORY, "/dev/shm")], ids=["engine", "memory of rank 1"]
+)
+def test_every_rank_raises_what_stopped_one_of_them(fault, words, tmp_path):
+    with FakeEngine() as engine:
+        first, second = printed_by(ranks_of(SENDER + fault + TWICE, tmp_path / "store", engine))
+    assert first == second
+    assert [words in line for line in first] == [True, True]
 
 
 GATED = """
-import os, sys, threading
-import torch
-import torch.distributed as dist
-from slime_core.weights.engine_control import Bucket, EngineControl
-from slime_core.weights.hugging_face import WeightSpec
-from slime_core.weights.transports import TensorTransport
-
 gate = threading.Event()
 
 def say(text):
@@ -313,38 +289,25 @@ class Slow(EngineControl):
         assert gate.wait(100), "the next bucket is not gathered before this one is loaded"
         say(f"loaded {version}")
 
-rank, store, url = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-transport = TensorTransport([url], control=Slow([url], ranks_per_engine=2) if rank == 0 else None, holders=((0, 1),))
-bucket = Bucket((WeightSpec("norm", "float32", (2,)),))
-transport.start("7")
+sender = transport(Slow(urls, ranks_per_engine=2), (0, 1))
+sender.start("7")
 for number in (1, 2):
     gathered = torch.full((2,), 1.0)
     dist.all_reduce(gathered)
     say(f"gathered {number}")
     if number == 2:
         gate.set()
-    transport.send(bucket, [gathered], last=number == 2)
+    sender.send(bucket, [gathered], last=number == 2)
     say(f"sent {number}")
-transport.drain()
-dist.destroy_process_group()
+sender.drain()
 """
 
 
 def test_ranks_gather_the_next_bucket_while_engines_load_the_one_that_they_share(tmp_path):
     with FakeEngine() as engine:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", GATED, str(rank), str(tmp_path / "store"), engine.url],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        printed = [rank.communicate(timeout=240)[0].splitlines() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
+        first, second = printed_by(ranks_of(GATED, tmp_path / "store", engine))
     # The second bucket is copied once the first is loaded: two buckets take memory.
     steps = ["gathered 1", "sent 1", "gathered 2", "sent 2"]
-    assert printed[1] == steps
-    assert [line for line in printed[0] if not line.startswith("loaded")] == steps
-    assert printed[0].index("loaded None") < printed[0].index("sent 2")
+    assert second == steps
+    assert [line for line in first if not line.startswith("loaded")] == steps
+    assert first.index("loaded None") < first.index("sent 2")

@@ -18,6 +18,8 @@ from tests.unit.config.broken import broken as broken_flags
 MODEL = ARITHMETIC / "model"
 TOY = ("--advantage-estimator", "toy")
 
+GROUP = "[[engine.engine_groups]]\nnum_gpus = "
+ENGINE_MODEL = "[[engine.engine_models]]\n"
 GROUPS = """
 [cluster]
 rollout_num_gpus = 5
@@ -42,13 +44,12 @@ engine_groups = [{ num_gpus = 1 }, { num_gpus = 2, num_gpus_per_engine = 2 }]
 
 
 def settings(folder: Path, text: str) -> RunConfig:
-    file = folder / "run.toml"
-    file.write_text(text)
-    return load(["--config", str(file), *TOY], check_rules=False).config
+    (folder / "run.toml").write_text(text)
+    return load(["--config", str(folder / "run.toml"), *TOY], check_rules=False).config
 
 
-def broken(config: RunConfig, *, purpose: str = "run") -> list[Mistake]:
-    return mistakes(config, purpose=purpose)
+def broken(config: RunConfig) -> list[Mistake]:
+    return mistakes(config, purpose="run")
 
 
 def test_groups_and_models_say_how_many_engines_there_are(tmp_path):
@@ -61,25 +62,9 @@ def test_groups_and_models_say_how_many_engines_there_are(tmp_path):
     assert dict(judge.groups[0].overrides) == {"chunked_prefill_size": 64}
 
 
-def test_without_groups_all_engines_are_alike():
-    config = load([*TOY, "--rollout-num-gpus", "4", "--rollout-num-gpus-per-engine", "2"], check_rules=False).config
-    assert config.engine_groups == (EngineGroup(num_gpus=4, num_gpus_per_engine=2),)
-    assert config.auxiliary_groups == ()
-
-
-def test_a_run_that_reads_its_rollouts_has_no_engines(tmp_path):
-    config = load([*TOY, "--debug-train-only", "--config", str(write(tmp_path))], check_rules=False).config
-    assert (config.num_engines, config.engine_groups, config.auxiliary_groups) == (0, (), ())
-
-
-def write(folder: Path) -> Path:
-    file = folder / "groups.toml"
-    file.write_text(GROUPS)
-    return file
-
-
 def test_the_written_settings_give_the_same_engine_groups(tmp_path):
-    first = load(["--config", str(write(tmp_path)), *TOY], check_rules=False)
+    (tmp_path / "groups.toml").write_text(GROUPS)
+    first = load(["--config", str(tmp_path / "groups.toml"), *TOY], check_rules=False)
     again = settings(tmp_path, to_toml(first))
     assert again == first.config
     assert hash(again) == hash(first.config)
@@ -110,58 +95,46 @@ def test_all_that_is_wrong_with_a_table_is_reported(table, fields):
     blames(failure.value.mistakes, "engine_models", *(f"table 1 {field}" for field in fields))
 
 
+def test_engines_that_only_evaluate_are_a_group_of_their_own():
+    config = load([*TOY, "--eval-num-gpus", "4", "--rollout-num-gpus-per-engine", "2"], check_rules=False).config
+    assert config.eval_groups == config.auxiliary_groups == (EngineGroup(num_gpus=4, num_gpus_per_engine=2),)
+    assert load([*TOY, "--debug-train-only", "--eval-num-gpus", "1"], check_rules=False).config.eval_groups == ()
+
+
 def test_prefill_servers_come_first_and_the_others_decode():
     config = load([*TOY, "--prefill-num-servers", "1", "--rollout-num-gpus", "3"], check_rules=False).config
     assert [(group.worker_type, group.num_engines) for group in config.engine_groups] == [("prefill", 1), ("decode", 2)]
     assert config.splits_prefill
 
 
-WRONG = [
-    (
-        "[cluster]\nrollout_num_gpus = 8\n" + "[[engine.engine_groups]]\nnum_gpus = 3\n" * 2,
-        "rollout_num_gpus",
-        "= 8, ",
-        "engine_groups have 6",
-    ),
-    (
-        "[cluster]\nrollout_num_gpus = 3\n[[engine.engine_groups]]\nnum_gpus = 3\nnum_gpus_per_engine = 2",
-        "engine_groups",
-        "group 0: 3 ",
-        "(num_gpus_per_engine)",
-    ),
-    (
-        "[[engine.engine_groups]]\nnum_gpus = 1\noverrides = { chunked_prefil_size = 5 }",
-        "engine_groups",
-        "group 0: overrides chunked_prefil_size: ",
-        " chunked_prefill_size",
-    ),
-    (
-        "[[engine.engine_groups]]\nnum_gpus = 1\noverrides = { tp_size = 2 }",
-        "engine_groups",
-        "group 0: overrides tp_size: ",
-        "--rollout-num-gpus-per-engine",
-    ),
-    (
-        '[[engine.engine_groups]]\nnum_gpus = 1\noverrides = { chunked_prefill_size = "many" }',
-        "engine_groups",
-        "group 0: overrides chunked_prefill_size: found 'many'",
-    ),
-    ('[[engine.engine_groups]]\nnum_gpus = 1\nworker_type = "prefill"', "engine_groups", "worker_type is prefill"),
-    (f'[[engine.engine_models]]\nname = "a"\nmodel_path = "{MODEL}"\n' * 2, "engine_models", "2 ", "'a'"),
-    (
-        f'[[engine.engine_models]]\nname = "a"\nmodel_path = "{MODEL}"\nnum_gpus = 3\n'
-        "engine_groups = [{ num_gpus = 1 }]",
-        "engine_models",
-        " a: num_gpus = 3",
-        " 1 ",
-    ),
-    ('[[engine.engine_models]]\nname = "a"\nmodel_path = "/no/model"', "engine_models", " a: /no/model "),
-]
+OVERRIDES = GROUP + "8\noverrides = { "
+JUDGE = f'name = "a"\nmodel_path = "{MODEL}"'
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_engine_tables_are_named(tmp_path, case):
-    text, key, *names = case
+@pytest.mark.parametrize(
+    ("tables", "key", "names"),
+    [
+        ([GROUP + "3", GROUP + "3"], "rollout_num_gpus", ["= 8, ", "engine_groups have 6"]),
+        (
+            [GROUP + "7\nnum_gpus_per_engine = 2", GROUP + "1"],
+            "engine_groups",
+            ["group 0: 7 ", "(num_gpus_per_engine)"],
+        ),
+        ([OVERRIDES + "chunked_prefil_size = 5 }"], "engine_groups", ["overrides chunked_prefil_size: ", "prefill_"]),
+        ([OVERRIDES + "tp_size = 2 }"], "engine_groups", ["overrides tp_size: ", "--rollout-num-gpus-per-engine"]),
+        ([OVERRIDES + "page_size = 'many' }"], "engine_groups", ["group 0: overrides page_size: found 'many'"]),
+        ([GROUP + '8\nworker_type = "prefill"'], "engine_groups", ["worker_type is prefill"]),
+        ([ENGINE_MODEL + JUDGE] * 2, "engine_models", ["2 ", "'a'"]),
+        (
+            [ENGINE_MODEL + f"{JUDGE}\nnum_gpus = 3\nengine_groups = [{{ num_gpus = 1 }}]"],
+            "engine_models",
+            [" a: num_gpus = 3", " 1 "],
+        ),
+        ([ENGINE_MODEL + 'name = "a"\nmodel_path = "/no/model"'], "engine_models", [" a: /no/model "]),
+    ],
+)
+def test_wrong_engine_tables_are_named(tmp_path: Path, tables: list[str], key: str, names: list[str]) -> None:
+    text = "\n".join(["[cluster]\nrollout_num_gpus = 8", *tables])
     blames(broken(settings(tmp_path, text)), key, *names)
 
 
@@ -172,9 +145,6 @@ def test_external_engines_take_no_gpus_of_the_run():
     config = load([*TOY, *EXTERNAL.split(), "127.0.0.1:30001", "--rollout-num-gpus-per-engine", "2"], check_rules=False)
     assert (config.config.num_engines, config.config.num_rollout_gpus, config.config.engine_groups) == (2, 4, ())
     assert broken(config.config) == []
-
-
-def test_an_evaluation_takes_no_engines_of_unknown_weights():
     blames(broken_flags(EXTERNAL, purpose="eval"), "rollout_external_engine_addrs", "")
 
 
@@ -193,30 +163,6 @@ def test_auxiliary_models_share_their_heads_evenly(tmp_path):
 
 
 OFFLOADED = "--bf16 --optimizer-cpu-offload --use-precision-aware-optimizer"
-
-
-def test_the_flags_of_an_offloaded_optimizer_reach_megatron() -> None:
-    line = f"{OFFLOADED} --optimizer-offload-fraction 0.5 --overlap-cpu-optimizer-d2h-h2d"
-    assert load([*TOY, *line.split()]).config.megatron.optimizer == {
-        "optimizer_cpu_offload": True,
-        "use_precision_aware_optimizer": True,
-        "optimizer_offload_fraction": 0.5,
-        "overlap_cpu_optimizer_d2h_h2d": True,
-    }
-
-
-@pytest.mark.parametrize(
-    ("line", "fields"),
-    [
-        ("", {}),
-        ("--overlap-grad-reduce", {"overlap_grad_reduce": True}),
-        ("--overlap-grad-reduce --overlap-param-gather", {"overlap_grad_reduce": True, "overlap_param_gather": True}),
-        ("--no-overlap-grad-reduce", {"overlap_grad_reduce": False}),
-    ],
-)
-def test_the_flags_of_overlapping_exchanges_reach_megatron(line: str, fields: dict[str, bool]) -> None:
-    megatron = load([*TOY, *line.split()]).config.megatron
-    assert (megatron.ddp, megatron.optimizer, megatron.transformer) == (fields, {}, {})
 
 
 @pytest.mark.parametrize(

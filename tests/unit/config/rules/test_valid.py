@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from slime_core.config.engines import EngineGroup
-from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC
 from tests.unit.config.broken import broken
 
@@ -94,12 +92,3 @@ LINES = [
 @pytest.mark.parametrize("line", LINES)
 def test_valid_settings_break_no_rule(line: str) -> None:
     assert broken(line) == []
-
-
-def test_engines_that_only_evaluate_are_a_group_of_their_own() -> None:
-    toy = ["--advantage-estimator", "toy"]
-    config = load([*toy, "--eval-num-gpus", "4", "--rollout-num-gpus-per-engine", "2"], check_rules=False).config
-    assert config.eval_groups == (EngineGroup(num_gpus=4, num_gpus_per_engine=2),)
-    assert (config.auxiliary_groups, config.num_engines) == (config.eval_groups, 1)
-    assert load([*toy, "--debug-train-only", "--eval-num-gpus", "1"], check_rules=False).config.eval_groups == ()
-    assert load(toy, check_rules=False).config.eval_groups == ()

@@ -6,17 +6,18 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from slime_core.contracts import AdvantageSettings, ResponseTokens, TokenAdvantages
 from slime_core.errors import RunError
 from slime_core.learner import columns
 from slime_core.learner.columns import TokenEstimation, response_tokens
 from slime_core.learner.micro_batches import MicroBatch, idle_micro_batch, make_micro_batches
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.plugins.contracts import AdvantageSettings, ResponseTokens, TokenAdvantages
 from slime_core.types import StepPlan, TrainBatch
 
 LENGTHS, RESPONSES = np.array([5, 3, 9, 4]), np.array([2, 1, 6, 0])
@@ -121,19 +122,20 @@ def test_only_columns_that_are_read_are_filled():
     estimation(estimator).fill(batch, every)
     (seen,) = estimator.seen
     assert (seen.log_probs_U, seen.ref_log_probs_U, seen.rollout_log_probs_U, seen.values_U) == (None,) * 4
+    assert every[0].returns_U is None
 
 
-def test_idle_micro_batches_change_nothing():
-    batch = shard()
-    (every,) = make_micro_batches(batch)
-    estimator = Estimator()
-    estimation(estimator, "log_probs").fill(batch, annotated([*every, idle_micro_batch(every[-1])]))
-    assert estimator.seen[0].log_probs_U.tolist() == [-token for token in targets(batch)]
+def at_once(work: Callable[..., object], *arguments: tuple[object, ...]) -> None:
+    """Call ``work`` in a thread for each rank."""
+    threads = [threading.Thread(target=work, args=of_rank) for of_rank in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def test_context_parallel_ranks_put_their_tokens_together(monkeypatch):
-    # Ranks as threads: each contributes its share of the row, cut in a zigzag.
-    batch, layout, found, parts = shard(), ParallelLayout(context=2), {}, {}
+    batch, layout, seen, parts = shard(), ParallelLayout(context=2), {}, {}
     barrier = threading.Barrier(2, timeout=120)
 
     def all_reduce(values, *, group):
@@ -142,30 +144,21 @@ def test_context_parallel_ranks_put_their_tokens_together(monkeypatch):
         values.copy_(parts[0] + parts[1])
         barrier.wait()
 
-    monkeypatch.setattr(columns.dist, "all_reduce", all_reduce)
-
     def work(rank: int) -> None:
         (every,) = make_micro_batches(batch, layout=layout, context_rank=rank)
-        found[rank] = response_tokens(
+        seen[rank] = response_tokens(
             batch, annotated(every), reads={"log_probs"}, settings=AdvantageSettings(), context_group=rank
         )
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    monkeypatch.setattr(columns.dist, "all_reduce", all_reduce)
+    at_once(work, (0,), (1,))
     for rank in range(2):
-        assert found[rank].log_probs_U.tolist() == [-token for token in targets(batch)]
+        assert seen[rank].log_probs_U.tolist() == [-token for token in targets(batch)]
 
 
 def test_a_sum_over_shards_is_a_new_tensor_without_gradient():
-    class OneRank:
-        def size(self) -> int:
-            return 1
-
     value = torch.ones(2, requires_grad=True)
-    total = columns.DataParallelSums(OneRank()).sum(value)
+    total = columns.DataParallelSums(SimpleNamespace(size=lambda: 1)).sum(value)
     assert (total.tolist(), total.requires_grad, total.data_ptr() == value.data_ptr()) == ([1, 1], False, False)
 
 
@@ -189,105 +182,55 @@ def test_an_estimator_cannot_change_the_shard_or_the_mask_that_the_core_applies(
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 
-def fill_with(estimator: object) -> None:
-    batch = shard()
-    estimation(estimator).fill(batch, make_micro_batches(batch)[0])
-
-
-def test_masked_tokens_may_get_anything():
-    fill_with(Estimator(lambda values_U: values_U.index_fill(0, torch.tensor([1, 5]), math.nan)))
-
-
-def test_a_trained_token_without_a_finite_advantage_is_refused():
-    message = (
-        r"advantage estimator 'mine' of X returned NaN or infinity for 2 of 6 trained tokens; accepted: finite "
-        r"numbers\. Look at the rewards of this rollout, or choose another estimator with --advantage-estimator\."
-    )
-    with pytest.raises(RunError, match=message):
-        fill_with(Estimator(lambda values_U: values_U.index_fill(0, torch.tensor([0, 2]), math.inf)))
-
-
-def test_another_number_of_advantages_than_tokens_is_refused():
-    message = r"'mine' of X returned advantages_U of shape \(4,\) for 9 response tokens; accepted: one number a token"
-    with pytest.raises(RunError, match=message):
-        fill_with(Estimator(lambda values_U: values_U[:4]))
-
-
-def test_a_metric_needs_one_number_a_token():
-    class Measures:
-        def estimate(self, batch: ResponseTokens, reduce: object) -> TokenAdvantages:
-            return TokenAdvantages(torch.zeros(COUNT), metrics_U={"mean": torch.zeros(())})
-
-    with pytest.raises(RunError, match=r"returned metrics_U\['mean'\] of shape \(\) for 9 response tokens"):
-        fill_with(Measures())
+def returns(output: object) -> SimpleNamespace:
+    return SimpleNamespace(estimate=lambda batch, reduce: output)
 
 
 @pytest.mark.parametrize(
-    ("returned", "names"),
+    ("estimator", "names"),
     [
-        (None, "NoneType; .*TokenAdvantages"),
-        (TokenAdvantages([0.0] * 9), "advantages_U .*list .* 9 "),
-        (TokenAdvantages(torch.zeros(9), metrics_U=None), "metrics_U .*NoneType; .*dict"),
+        (Estimator(lambda values_U: values_U.index_fill(0, torch.tensor([0, 2]), math.inf)), "infinity for 2 of 6 "),
+        (Estimator(lambda values_U: values_U[:4]), r"advantages_U of shape \(4,\) for 9 "),
+        (
+            returns(TokenAdvantages(torch.zeros(COUNT), metrics_U={"mean": torch.zeros(())})),
+            r"\['mean'\] of shape \(\) for 9 ",
+        ),
+        (returns(None), "NoneType; .*TokenAdvantages"),
+        (returns(TokenAdvantages([0.0] * 9)), "advantages_U .*list .* 9 "),
+        (returns(TokenAdvantages(torch.zeros(9), metrics_U=None)), "metrics_U .*NoneType; .*dict"),
+        (Estimator(lambda values_U: 1 / 0), "ZeroDivisionError"),
     ],
 )
-def test_an_estimator_that_returns_something_else_is_named(returned, names):
-    class Returns:
-        def estimate(self, batch: ResponseTokens, reduce: object) -> TokenAdvantages:
-            return returned
-
-    with pytest.raises(RunError, match=f"'mine' of X .*{names}"):
-        fill_with(Returns())
+def test_an_estimator_that_breaks_its_contract_is_named(estimator, names):
+    batch = shard()
+    with pytest.raises(RunError, match=f"advantage estimator 'mine' of X.*{names}"):
+        estimation(estimator).fill(batch, make_micro_batches(batch)[0])
 
 
-def test_an_estimator_that_fails_is_named():
-    class Fails:
-        def estimate(self, batch: ResponseTokens, reduce: object) -> TokenAdvantages:
-            raise KeyError("x")
-
-    with pytest.raises(RunError, match=r"'mine' of X: .*KeyError: 'x'"):
-        fill_with(Fails())
-
-
-def test_advantages_of_the_sampler_are_used_unchanged():
-    batch = replace(shard(), columns_B={"advantages": np.arange(4, dtype=np.float32)})
-    ((micro,),) = make_micro_batches(batch)
-    assert micro.advantages_U.tolist() == [0, 0, 1, 2, 2, 2, 2, 2, 2]
+def test_masked_tokens_may_get_anything():
+    batch = shard()
+    holed = Estimator(lambda values_U: values_U.index_fill(0, torch.tensor([1, 5]), math.nan))
+    estimation(holed).fill(batch, make_micro_batches(batch)[0])
 
 
 # --- Whitening what was estimated, by the sampler or here -------------------------------------------------------------
 
 
-class Ranks:
-    """Sums over ranks that are threads, as :class:`OverShards` takes them over processes."""
-
-    def __init__(self, count: int) -> None:
-        self.barrier, self.parts = threading.Barrier(count, timeout=120), {}
-
-    def of(self, rank: int):
-        outer = self
-
-        class Reduce:
-            def sum(self, values: torch.Tensor) -> torch.Tensor:
-                outer.parts[rank] = values
-                outer.barrier.wait()
-                total = sum(outer.parts[key] for key in sorted(outer.parts))
-                outer.barrier.wait()
-                return total
-
-        return Reduce()
-
-
 def normalized(*ranks: list[MicroBatch]) -> None:
     """Whiten the micro-batches of every rank, all ranks at once."""
-    over = Ranks(len(ranks))
-    threads = [
-        threading.Thread(target=columns.whiten_advantages, args=(every, over.of(rank)))
-        for rank, every in enumerate(ranks)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    barrier, parts = threading.Barrier(len(ranks), timeout=120), {}
+
+    def work(rank: int, every: list[MicroBatch]) -> None:
+        def total(values: torch.Tensor) -> torch.Tensor:
+            parts[rank] = values
+            barrier.wait()
+            found = sum(parts[key] for key in sorted(parts))
+            barrier.wait()
+            return found
+
+        columns.whiten_advantages(every, SimpleNamespace(sum=total))
+
+    at_once(work, *enumerate(ranks))
 
 
 def by_place(micro_batches: Sequence[MicroBatch]) -> dict[int, float]:
@@ -312,44 +255,34 @@ def test_advantages_of_the_sampler_are_whitened_over_trained_tokens():
     assert [found[place] for place in range(COUNT)] == pytest.approx(wanted_U.tolist(), abs=1e-6)
 
 
-@pytest.mark.parametrize("packing", [((0, 1), (2, 3)), ((3, 2), (1, 0)), ((2,), (0,), (1, 3))])
-def test_packing_and_order_do_not_change_whitened_advantages(packing):
-    (whole,) = make_micro_batches(sampled())
-    (other,) = make_micro_batches(replace(sampled(), steps=(StepPlan(packing),)))
-    normalized(whole)
-    normalized([*other, idle_micro_batch(other[-1])])
-    assert by_place(other) == pytest.approx(by_place(whole), abs=1e-6)
+def planned(*plans: tuple[tuple[int, ...], ...]) -> list[list[MicroBatch]]:
+    return make_micro_batches(replace(sampled(), steps=tuple(StepPlan(plan) for plan in plans)))
 
 
-def test_steps_of_a_rollout_are_whitened_together():
-    (whole,), steps = (
-        make_micro_batches(sampled()),
-        make_micro_batches(replace(sampled(), steps=(StepPlan(((0, 1),)), StepPlan(((2, 3),))))),
-    )
-    normalized(whole)
-    normalized([micro for step in steps for micro in step])
-    assert by_place([micro for step in steps for micro in step]) == pytest.approx(by_place(whole), abs=1e-6)
-
-
-def test_ranks_are_whitened_together():
-    (whole,), (first, second) = (
-        make_micro_batches(sampled()),
-        make_micro_batches(replace(sampled(), steps=(StepPlan(((0,),)), StepPlan(((1, 2, 3),))))),
-    )
-    normalized(whole)
-    normalized(first, second)
-    assert by_place([*first, *second]) == pytest.approx(by_place(whole), abs=1e-6)
-
-
-def test_context_parallel_ranks_are_whitened_together():
+def of_context_ranks() -> list[list[MicroBatch]]:
     layout = ParallelLayout(context=2)
-    (whole,), ranks = (
-        make_micro_batches(sampled()),
-        [make_micro_batches(sampled(), layout=layout, context_rank=rank)[0] for rank in range(2)],
-    )
-    normalized(whole)
+    return [make_micro_batches(sampled(), layout=layout, context_rank=rank)[0] for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        planned(((0, 1), (2, 3))),
+        planned(((3, 2), (1, 0))),
+        [[*micros, idle_micro_batch(micros[-1])] for micros in planned(((2,), (0,), (1, 3)))],
+        [[micro for step in planned(((0, 1),), ((2, 3),)) for micro in step]],
+        planned(((0,),), ((1, 2, 3),)),
+        of_context_ranks(),
+    ],
+    ids=["two rows", "other order", "three rows and an idle one", "two steps", "two ranks", "context ranks"],
+)
+def test_packing_steps_and_ranks_do_not_change_whitened_advantages(ranks):
+    (together,) = make_micro_batches(sampled())
+    normalized(together)
     normalized(*ranks)
-    assert by_place([*ranks[0], *ranks[1]]) == pytest.approx(by_place(whole), abs=1e-6)
+    assert by_place([micro for rank in ranks for micro in rank if micro.scale]) == pytest.approx(
+        by_place(together), abs=1e-6
+    )
 
 
 def test_advantages_of_an_estimator_of_scope_token_are_whitened_too():
@@ -398,33 +331,18 @@ def test_values_come_in_the_order_of_the_shard_and_returns_go_to_their_tokens(pa
         assert torch.equal(micro.returns_U, expected_U)
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_the_critic_learns_the_returns_that_a_plugin_left(packing):
-    batch, every = judged(packing)
+def test_the_critic_learns_the_returns_that_a_plugin_left():
+    batch, every = judged("one row")
     estimate = estimation(Judge(), "values")
     estimate.fill(batch, every)
-    before_U = estimate.returns_of(every, count=len(batch.loss_mask_U))
+    before_U = estimate.returns_of(every, count=COUNT)
     for micro in every:
         micro.returns_U = micro.returns_U * 10
-    found_U = estimate.returns_of([*every, idle_micro_batch(every[0])], count=len(batch.loss_mask_U))
+    found_U = estimate.returns_of([*every, idle_micro_batch(every[0])], count=COUNT)
     assert torch.equal(found_U, before_U * 10)
-
-
-def test_returns_that_a_plugin_made_nan_are_refused():
-    batch, every = judged("one row")
-    estimate = estimation(Judge(), "values")
-    estimate.fill(batch, every)
     every[0].returns_U[0] = math.nan
-    with pytest.raises(RunError, match=r"returns_U: slime_before_training .* 1 of 6 "):
-        estimate.returns_of(every, count=len(batch.loss_mask_U))
-
-
-def test_without_a_critic_there_are_neither_values_nor_returns():
-    batch, every = judged("one row")
-    estimator = Estimator()
-    estimation(estimator).fill(batch, every)
-    assert estimator.seen[0].values_U is None
-    assert every[0].returns_U is None
+    with pytest.raises(RunError, match=r"returns_U: .* 1 of 6 "):
+        estimate.returns_of(every, count=COUNT)
 
 
 @pytest.mark.parametrize(("more", "mistake"), [(None, "no returns_U "), (math.nan, " NaN .* 6 of 6 trained")])

@@ -7,33 +7,23 @@ from typing import Any
 import pytest
 import torch
 
-from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.objective import Objective, subtract_teacher_kl
+from tests.micro_batches import micro as small_micro
 
 
-def micro(**given: Any) -> MicroBatch:
+def micro(**columns: Any) -> MicroBatch:
     """One sample of three response tokens, the last of which is masked."""
-    mask_U = torch.tensor([1.0, 1.0, 0.0])
-    columns: dict[str, Any] = {
-        "tokens_1T": torch.zeros(1, 4, dtype=torch.int64),
-        "position_ids_1T": torch.arange(4)[None],
-        "cu_seqlens": torch.tensor([0, 4], dtype=torch.int32),
-        "max_seqlen": 4,
-        "num_samples": 1,
-        "rows_U": torch.arange(3),
-        "targets_U": torch.zeros(3, dtype=torch.int64),
-        "samples_U": torch.zeros(3, dtype=torch.int64),
-        "places_U": torch.arange(3),
-        "mask_U": mask_U,
-        "weights_U": mask_U / 2,
-        "advantages_U": torch.tensor([1.0, 1.0, 1.0]),
-        "rollout_log_probs_U": torch.log(torch.tensor([0.5, 0.5, 0.5])),
-        "teacher_log_probs_U": torch.log(torch.tensor([0.25, 0.5, 1e-30])),
+    values = {
+        "mask_U": [1.0, 1.0, 0.0],
+        "weights_U": [0.5, 0.5, 0.0],
+        "advantages_U": [1.0, 1.0, 1.0],
+        "rollout_log_probs_U": [math.log(0.5)] * 3,
     }
-    return MicroBatch(**columns | given)
+    teacher_U = torch.log(torch.tensor([0.25, 0.5, 1e-30]))
+    return replace(small_micro(**values), **{"teacher_log_probs_U": teacher_U, **columns})
 
 
 STUDENT = torch.log(torch.tensor([0.5, 0.125, 0.5]))
@@ -42,33 +32,25 @@ STUDENT = torch.log(torch.tensor([0.5, 0.125, 0.5]))
 def test_the_divergence_of_each_token_is_taken_off_its_advantage():
     """A_t - c (log p_student - log p_teacher): 1 - 0.1 ln 2 where the teacher is half as sure, 1 + 0.1 ln 4 where it is
     four times as sure (On-Policy Distillation, 2025: the reward of a token is minus its reverse KL, undiscounted)."""
-    found = subtract_teacher_kl(micro(), STUDENT, 0.1)
+    before = micro()
+    found = subtract_teacher_kl(before, STUDENT, 0.1)
     assert found.advantages_U[:2].tolist() == pytest.approx([1 - 0.1 * math.log(2), 1 + 0.1 * math.log(4)])
     assert found.metrics_U["opd_reverse_kl"][:2].tolist() == pytest.approx([math.log(2), -math.log(4)])
+    assert before.advantages_U.tolist() == [1, 1, 1]  # the steps of a rollout may run it again
+    assert before.metrics_U == {}
 
 
-def test_a_teacher_that_is_the_student_teaches_nothing():
+def test_a_teacher_that_is_the_student_teaches_nothing_and_without_a_teacher_the_micro_batch_stays_itself():
     before = micro(teacher_log_probs_U=STUDENT)
     found = subtract_teacher_kl(before, STUDENT, 5.0)
     assert torch.equal(found.advantages_U, before.advantages_U)
     assert not found.metrics_U["opd_reverse_kl"].any()
-
-
-def test_without_a_teacher_the_micro_batch_stays_itself():
     before = micro(teacher_log_probs_U=None)
     assert subtract_teacher_kl(before, STUDENT, 1.0) is before
 
 
-def test_the_micro_batch_that_is_distilled_is_not_changed():
-    """The steps of a rollout may run it again."""
-    before = micro()
-    subtract_teacher_kl(before, STUDENT, 1.0)
-    assert before.advantages_U.tolist() == [1, 1, 1]
-    assert before.metrics_U == {}
-
-
 def loss(batch: MicroBatch, log_probs_U: torch.Tensor, **settings: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(use_opd=True, **settings))
+    objective = Objective(Clipped(), AlgorithmConfig(use_opd=True, **settings))
     value, sums = objective(log_probs_U, torch.zeros(3), batch)
     return value, sums.sums
 
@@ -91,15 +73,11 @@ def test_later_steps_distil_by_the_log_probs_of_before_the_first():
     assert sums["opd_reverse_kl"].item() == pytest.approx((math.log(2) - math.log(4)) / 2)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_teacher_that_is_not_finite_spoils_the_loss_so_that_the_run_ends(bad):
-    spoilt_U = torch.tensor([bad, 0.0, 0.0])
-    value, sums = loss(replace(micro(), teacher_log_probs_U=spoilt_U), STUDENT.clone().requires_grad_())
-    assert not math.isfinite(value.item())
-    assert not math.isfinite(sums["opd_reverse_kl"].item())
-
-
-def test_a_masked_token_may_hold_anything():
-    spoilt_U = torch.tensor([-1.0, -1.0, math.nan])
-    value, _ = loss(replace(micro(), teacher_log_probs_U=spoilt_U), STUDENT.clone().requires_grad_())
-    assert math.isfinite(value.item())
+@pytest.mark.parametrize(
+    ("teacher", "is_finite"),
+    [([math.nan, 0, 0], False), ([math.inf, 0, 0], False), ([-math.inf, 0, 0], False), ([-1, -1, math.nan], True)],
+)
+def test_a_teacher_that_is_not_finite_for_a_trained_token_spoils_the_loss_so_that_the_run_ends(teacher, is_finite):
+    value, sums = loss(micro(teacher_log_probs_U=torch.tensor(teacher)), STUDENT.clone().requires_grad_())
+    assert math.isfinite(value.item()) is is_finite
+    assert math.isfinite(sums["opd_reverse_kl"].item()) is is_finite

@@ -27,11 +27,6 @@ def test_micro_batches_are_added_up_and_the_largest_value_is_kept():
     assert reduce_metrics([], Group(2)) == {}
 
 
-def test_a_micro_batch_that_does_not_report_a_metric_adds_nothing_to_it():
-    parts = [sums(loss=1.0), sums(loss=1.0, early=2.0), sums(loss=1.0, late=4.0)]
-    assert reduce_metrics(parts, Group(1)) == {"loss": 3.0, "early": 2.0, "late": 4.0, "most": 0.0}
-
-
 def test_ranks_that_report_other_metrics_add_them_up_by_name(monkeypatch):
     def gather(found, mine, *, group):
         found[:] = [mine, ({"theirs": 20.0, "loss": 10.0}, {"most": 5.0})]

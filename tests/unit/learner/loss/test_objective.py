@@ -5,40 +5,17 @@ import math
 import pytest
 import torch
 
-from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig
+from slime_core.contracts import CorrectionOutput, LossOutput
 from slime_core.errors import RunError
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
-from slime_core.plugins.contracts import CorrectionOutput, LossOutput, LossTerms
-
-
-def micro(**columns) -> MicroBatch:
-    """Two samples; tokens 0 and 1 belong to the first, token 2 to the second."""
-    values = {
-        "mask_U": [1.0, 1.0, 1.0],
-        "weights_U": [0.25, 0.25, 0.5],
-        "advantages_U": [2.0, 2.0, -1.0],
-        "rollout_log_probs_U": [-1.0, -2.0, -3.0],
-        **columns,
-    }
-    return MicroBatch(
-        tokens_1T=torch.zeros(1, 5, dtype=torch.int64),
-        position_ids_1T=torch.zeros(1, 5, dtype=torch.int64),
-        cu_seqlens=torch.tensor([0, 3, 5], dtype=torch.int32),
-        max_seqlen=3,
-        num_samples=2,
-        rows_U=torch.tensor([0, 1, 3]),
-        targets_U=torch.zeros(3, dtype=torch.int64),
-        samples_U=torch.tensor([0, 0, 1]),
-        places_U=torch.arange(3),
-        **{name: torch.tensor(column) for name, column in values.items()},
-    )
+from tests.micro_batches import micro
 
 
 def objective(**algorithm) -> Objective:
-    return Objective(Clipped(None, RunView()), AlgorithmConfig(**algorithm))
+    return Objective(Clipped(), AlgorithmConfig(**algorithm))
 
 
 def evaluate(found: Objective, batch: MicroBatch, *, log_probs=(-1.0, -2.0, -3.0), entropy=(0.0, 0.0, 0.0)):
@@ -60,39 +37,21 @@ def test_a_clipped_case_by_hand():
     assert sums["weight"] == 1.0
 
 
-def test_without_old_log_probs_the_current_ones_stand_in():
-    loss, sums, gradient, _ = evaluate(objective(), micro())
-    assert loss == pytest.approx(0.25 * -2 + 0.25 * -2 + 0.5 * 1)
-    assert gradient == pytest.approx([-0.5, -0.5, 0.5])  # weight x -advantage
-    assert sums["ratio"] == pytest.approx(1.0)
-
-
-def test_clip_settings_reach_the_policy_loss():
-    old = [-1.0 - math.log(1.5), -2.0, -3.0 - math.log(10)]
-    loss, _, _, _ = evaluate(objective(eps_clip_high=0.3, eps_clip_c=3.0), micro(old_log_probs_U=old))
-    assert loss == pytest.approx(0.25 * -2.6 + 0.25 * -2.0 + 0.5 * 3.0)
-
-
-@pytest.mark.parametrize(("estimator", "kl"), [("k1", [0.5, 0.0, -0.25]), ("k2", [0.125, 0.0, 0.03125])])
-def test_the_divergence_is_added_with_its_coefficient(estimator, kl):
+@pytest.mark.parametrize(
+    ("estimator", "kl", "slopes"),
+    [("k1", [0.5, 0.0, -0.25], [1, 1, 1]), ("k2", [0.125, 0.0, 0.03125], [0.5, 0.0, -0.25])],
+)
+@pytest.mark.parametrize("coefficient", [0.1, 0.0])
+def test_the_divergence_is_added_with_its_coefficient(estimator, kl, slopes, coefficient):
     plain, _, plain_gradient, _ = evaluate(objective(), micro())
-    settings = objective(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type=estimator)
+    settings = objective(use_kl_loss=True, kl_loss_coef=coefficient, kl_loss_type=estimator)
     loss, sums, gradient, _ = evaluate(settings, micro(ref_log_probs_U=[-1.5, -2.0, -2.75]))
-    expected = 0.25 * kl[0] + 0.25 * kl[1] + 0.5 * kl[2]
-    assert sums["kl_loss"] == pytest.approx(expected)
-    assert loss == pytest.approx(plain + 0.1 * expected)
-    slopes = [1, 1, 1] if estimator == "k1" else [0.5, 0.0, -0.25]
     weights = [0.25, 0.25, 0.5]
-    extra = [0.1 * weight * slope for weight, slope in zip(weights, slopes, strict=True)]
+    expected = sum(weight * value for weight, value in zip(weights, kl, strict=True))
+    assert sums["kl_loss"] == pytest.approx(expected)
+    assert loss == pytest.approx(plain + coefficient * expected)
+    extra = [coefficient * weight * slope for weight, slope in zip(weights, slopes, strict=True)]
     assert gradient == pytest.approx([a + b for a, b in zip(plain_gradient, extra, strict=True)])
-
-
-def test_a_coefficient_of_zero_only_measures_the_divergence():
-    plain, *_ = evaluate(objective(), micro())
-    settings = objective(use_kl_loss=True, kl_loss_coef=0.0, kl_loss_type="k1")
-    loss, sums, _, _ = evaluate(settings, micro(ref_log_probs_U=[-2.0, -2.0, -3.0]))
-    assert loss == plain
-    assert sums["kl_loss"] == pytest.approx(0.25)
 
 
 def test_the_entropy_is_a_bonus():
@@ -138,25 +97,12 @@ def test_the_difference_to_the_engine_is_measured_as_mean_and_maximum():
     assert both.largest["train_rollout_logprob_max_diff"].item() == 1.0
 
 
-def test_a_policy_loss_sees_which_tokens_form_a_sequence():
-    seen = {}
-
-    class Sequences:
-        def __call__(self, terms: LossTerms) -> LossOutput:
-            sums_b = terms.segments.sums(terms.log_probs_T)
-            seen["sums"], seen["spread"] = sums_b.tolist(), terms.segments.spread(sums_b).tolist()
-            return LossOutput(terms.log_probs_T)
-
-    Objective(Sequences(), AlgorithmConfig())(torch.tensor([-1.0, -2.0, -4.0]), torch.zeros(3), micro())
-    assert seen == {"sums": [-3.0, -4.0], "spread": [-3.0, -3.0, -4.0]}
-
-
 # --- Corrections ------------------------------------------------------------------------------------------------------
 
 
 def corrected(*functions, **algorithm) -> Objective:
     named = [NamedCorrection(function, f"correction {number}") for number, function in enumerate(functions)]
-    return Objective(Clipped(None, RunView()), AlgorithmConfig(**algorithm), corrections=Corrections(named))
+    return Objective(Clipped(), AlgorithmConfig(**algorithm), corrections=Corrections(named))
 
 
 def weigh(*weights):
@@ -239,37 +185,37 @@ def test_weights_of_what_is_not_trained_may_be_anything():
     ids=["negative", "NaN", "infinite", "mask of a half", "trains what was masked"],
 )
 def test_a_faulty_correction_ends_the_run_with_its_name(wrong):
-    found = corrected(keep(1.0, 1.0, 1.0), wrong)
-    _, sums, _, _ = evaluate(found, micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5]))
+    faulty = corrected(keep(1.0, 1.0, 1.0), wrong)
+    _, sums, _, _ = evaluate(faulty, micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5]))
     with pytest.raises(RunError, match=r"rollout 4: correction 1 .* 1 response tokens"):
-        found.corrections.refuse_faults(sums, rollout=4)
+        faulty.corrections.refuse_faults(sums, rollout=4)
 
 
-def test_shapes_and_names_of_a_correction_are_checked_at_once():
-    with pytest.raises(RunError, match=r"correction 0 .*weights_T .*\(2,\) .* 3 response"):
-        evaluate(corrected(weigh(1.0, 1.0)), micro())
-    named = lambda terms: CorrectionOutput(torch.ones(3), terms.mask_T, {"ratio": torch.ones(3)})  # noqa: E731
-    with pytest.raises(RunError, match="metric ratio"):
-        evaluate(corrected(named), micro())
+@pytest.mark.parametrize(
+    ("correction", "names"),
+    [
+        (lambda terms: 1 / 0, "ZeroDivisionError"),
+        (lambda terms: None, "NoneType; .*CorrectionOutput"),
+        (weigh(1.0, 1.0), r"weights_T .*\(2,\) .* 3 response"),
+        (lambda terms: CorrectionOutput(1.0, torch.ones(3), {}), "weights_T .*float .* 3 "),
+        (lambda terms: CorrectionOutput(torch.ones(3), torch.ones(3), None), "metrics_T .*NoneType"),
+        (lambda terms: CorrectionOutput(torch.ones(3), terms.mask_T, {"ratio": torch.ones(3)}), "ratio"),
+    ],
+)
+def test_a_correction_that_breaks_its_contract_is_named(correction, names):
+    with pytest.raises(RunError, match=f"correction .*{names}"):
+        evaluate(corrected(correction), micro())
 
 
-def test_a_correction_that_fails_is_named():
-    with pytest.raises(RunError, match=r"correction 0: .*ZeroDivisionError"):
-        evaluate(corrected(lambda terms: 1 / 0), micro())
-
-
-def test_metrics_of_a_correction_are_averaged_over_what_the_rollout_trains():
+def test_metrics_of_corrections_and_the_advantage_estimator_are_averaged_over_what_the_rollout_trains():
     def measure(terms):
         return CorrectionOutput(torch.ones(3), terms.mask_T, {"distance": torch.tensor([1.0, 2.0, 4.0])})
 
-    _, sums, _, _ = evaluate(corrected(keep(1.0, 0.0, 1.0), measure), micro())
-    assert sums["distance"] == pytest.approx(0.25 * 1 + 0.25 * 2 + 0.5 * 4)
-
-
-def test_metrics_of_the_advantage_estimator_are_averaged_too():
     batch = micro()
     batch.metrics_U = {"returns": torch.tensor([4.0, 8.0, -2.0])}
-    assert evaluate(objective(), batch)[1]["returns"] == pytest.approx(1 + 2 - 1)
+    _, sums, *_ = evaluate(corrected(keep(1.0, 0.0, 1.0), measure), batch)
+    assert sums["distance"] == pytest.approx(0.25 * 1 + 0.25 * 2 + 0.5 * 4)
+    assert sums["returns"] == pytest.approx(1 + 2 - 1)
 
 
 # --- Old log-probs of the engine --------------------------------------------------------------------------------------
@@ -284,17 +230,6 @@ def test_the_ratio_may_be_taken_to_the_engine():
     assert loss == pytest.approx(0.25 * -2.4 + 0.25 * -2.2 + 0.5 * 0.8)
     assert gradient == pytest.approx([0.0, -0.55, 0.0])
     assert sums["ratio"] == pytest.approx(0.25 * 1.5 + 0.25 * 1.1 + 0.5 * 0.5)
-
-
-@pytest.mark.parametrize("hole", [math.nan, -math.inf])
-def test_tokens_that_the_engine_did_not_sample_do_not_leak(hole):
-    batch = micro(mask_U=[1.0, 0.0, 1.0], weights_U=[0.25, 0.0, 0.5], rollout_log_probs_U=[-1.0, hole, -3.0])
-    found = objective(use_rollout_logprobs=True)
-    found.take_from_engine([batch])
-    assert batch.old_log_probs_U.tolist() == [-1, 0, -3]
-    loss, _, gradient, _ = evaluate(found, batch)
-    assert loss == pytest.approx(0.25 * -2 + 0.5 * 1)
-    assert gradient == pytest.approx([-0.5, 0.0, 0.5])
 
 
 # --- The difference between learner and engine ------------------------------------------------------------------------
@@ -315,13 +250,6 @@ def test_mismatch_is_measured_and_changes_nothing():
         "mismatch_chi2_seq",
         "mismatch_ppl_ratio",
     }
-
-
-def test_mismatch_is_of_the_actor_as_it_trains_where_the_old_ones_are_the_engines():
-    batch, found = micro(), objective(get_mismatch_metrics=True, use_rollout_logprobs=True)
-    found.take_from_engine([batch])
-    _, sums, _, _ = evaluate(found, batch, log_probs=(-1.5, -2.0, -3.5))
-    assert sums["mismatch_kl"] == pytest.approx(0.25 * 0.5 + 0.5 * 0.5)
 
 
 # --- The divergence, weighed ------------------------------------------------------------------------------------------
@@ -373,22 +301,9 @@ def test_a_policy_loss_that_breaks_its_contract_is_named(loss, names):
         evaluate(Objective(loss, settings, label=label), micro(ref_log_probs_U=[-2.0, -2.0, -2.0]))
 
 
-@pytest.mark.parametrize(
-    ("output", "names"),
-    [
-        (None, "NoneType; .*CorrectionOutput"),
-        (CorrectionOutput(1.0, torch.ones(3), {}), "weights_T .*float .* 3 "),
-        (CorrectionOutput(torch.ones(3), torch.ones(3), None), "metrics_T .*NoneType"),
-    ],
-)
-def test_a_correction_that_returns_something_else_is_named(output, names):
-    with pytest.raises(RunError, match=f"^correction 0 .*{names}"):
-        evaluate(corrected(lambda terms: output), micro())
-
-
 def test_tokens_that_no_engine_sampled_have_no_difference_to_the_engines():
     for engine_sampled in (True, False):
-        found = Objective(Clipped(None, RunView()), AlgorithmConfig(), engine_sampled=engine_sampled)
+        found = Objective(Clipped(), AlgorithmConfig(), engine_sampled=engine_sampled)
         log_probs_U, entropy_U = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.zeros(3)
         loss, both = found(log_probs_U, entropy_U, micro())
         alone = found.measure(loss, log_probs_U, entropy_U, micro())

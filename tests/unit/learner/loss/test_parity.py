@@ -1,25 +1,24 @@
 from __future__ import annotations
 
 import pickle
-import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
 
-from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig, WeightsConfig
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ComparedToken, ParityError
 from slime_core.learner import LearnerSettings
-from slime_core.learner.actor import ParityDrift, parity_unchecked_warning
-from slime_core.learner.columns import BFLOAT16, FLOAT32, MIXTURE, STRICT, Bounds, ParityGate
+from slime_core.learner.actor import ParityDrift
+from slime_core.learner.columns import BFLOAT16, FLOAT32, MIXTURE, STRICT, ParityGate
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.learner.objective import Objective, compare, reduce_metrics
-from slime_core.learner.rank import save_train_data, trained_columns
+from slime_core.learner.rank import save_train_data
 from slime_core.types import StepPlan, TrainBatch
 
 
@@ -78,8 +77,19 @@ def found_by(tokens: float, total: float, largest: float, *, beyond: float = 0.0
 # --- Which tokens, and when -------------------------------------------------------------------------------------------
 
 
-def test_tokens_follow_their_samples_into_the_micro_batches():
-    assert fresh(gate(published=3), shard(versions=(3, 3, 2))) == [[False, False, True, True], [True]]
+@pytest.mark.parametrize(
+    ("settings", "versions", "expected"),
+    [
+        ({"published": 3}, (3, 3, 2), [[False, False, True, True], [True]]),
+        ({"published": 3}, (3, 2, 3), [[True] * 4, [False]]),
+        ({"published": 3}, (2, 4, -1), [[False] * 4, [False]]),
+        ({"published": 3}, None, [[False] * 4, [False]]),
+        ({"published": 3, "strict": True}, (3, 3, 3), [[True] * 4, [True]]),
+        ({"published": None}, (0, 0, 0), None),  # without engines
+    ],
+)
+def test_tokens_of_the_published_weights_are_fresh(settings, versions, expected):
+    assert fresh(gate(**settings), shard(versions=versions)) == expected
 
 
 def test_tokens_follow_their_samples_where_the_plan_was_cut_further():
@@ -90,11 +100,6 @@ def test_tokens_follow_their_samples_where_the_plan_was_cut_further():
     found.mark(batch, micro_batches)
     assert [micro.members for micro in micro_batches] == [(0,), (2,), (1,)]
     assert [micro.fresh_U.tolist() for micro in micro_batches] == [[True, True], [False, False], [False]]
-
-
-def test_tokens_of_other_several_or_unknown_versions_are_not_fresh():
-    assert fresh(gate(published=3), shard(versions=(2, 4, -1))) == [[False] * 4, [False]]
-    assert fresh(gate(published=3), shard(versions=None)) == [[False] * 4, [False]]
 
 
 def test_once_the_learner_has_moved_no_token_is_fresh_until_the_next_publication():
@@ -121,16 +126,12 @@ def test_a_rollout_without_a_step_of_the_actor_leaves_the_first_comparison_to_th
     assert fresh(found, shard(rollout=3)) is None
 
 
-def test_without_engines_nothing_is_due():
-    assert fresh(gate(published=None), shard()) is None
-
-
 # --- What is measured -------------------------------------------------------------------------------------------------
 
 
 def sums(versions: tuple[int, ...], log_probs: list[list[float]]) -> list[tuple[float, float, float]]:
     """Tokens, sum and largest of every micro-batch through the loss."""
-    objective, found = Objective(Clipped(None, RunView()), AlgorithmConfig()), []
+    objective, found = Objective(Clipped(), AlgorithmConfig()), []
     for micro, row in zip(marked(gate(), shard(versions=versions)), log_probs, strict=True):
         _, measured = objective(torch.tensor(row, requires_grad=True), torch.zeros(len(row)), micro)
         values = [measured.sums["parity_tokens"], measured.sums["parity_sum"], measured.largest["parity_largest"]]
@@ -148,127 +149,69 @@ def test_tokens_that_are_not_fresh_do_not_count_even_where_they_are_no_numbers()
     assert sums((0, 1, 1), [[9.0, float("nan"), -1.5, -2.0], [7.0]]) == [(1.0, 0.5, 0.5), (0.0, 0.0, 0.0)]
 
 
-def test_a_row_that_is_repeated_without_weight_does_not_count_again():
-    found, batch = gate(), shard()
-    (micro_batches,) = make_micro_batches(batch)
-    last = micro_batches[-1]
-    micro_batches.append(replace(last, weights_U=torch.zeros_like(last.weights_U)))
-    found.mark(batch, micro_batches)
-    tokens = [compare(torch.ones(len(micro.weights_U)), micro)[0]["parity_tokens"].item() for micro in micro_batches]
-    assert tokens == [3, 1, 0]
-
-
-def test_a_token_that_was_masked_after_weights_were_given_does_not_count():
-    micro = marked(gate(), shard())[0]
-    micro.mask_U = micro.mask_U * torch.tensor([1.0, 0.0, 1.0, 1.0])
-    assert micro.weights_U[1] != 0
-    found, largest = compare(torch.tensor([0.5, 9.0, 0.25, 99.0]), micro)
-    assert [value.item() for value in (*found.values(), *largest.values())] == [2.0, 0.75, 2.0, 0.5]
-
-
-def test_differences_from_the_bound_on_are_counted():
-    micro = marked(gate(parity_max_tolerance=0.5, parity_mean_tolerance=0.5), shard())[0]
-    found, _ = compare(torch.tensor([0.5, 9.0, 0.49, 0.6]), micro)  # the second is masked
-    assert found["parity_beyond"].item() == 2
-
-
-def test_a_rollout_that_is_not_due_costs_nothing():
-    micro = marked(gate(parity_interval=0), shard())[0]
-    assert compare(torch.ones(4), micro) == ({}, {})
-
-
 # --- What follows from it ---------------------------------------------------------------------------------------------
 
 
 def test_below_both_bounds_the_mean_the_largest_and_the_count_are_reported_once():
-    found, metrics = gate(), found_by(200, 0.01, 9.9e-4)
-    found.check(metrics, rollout=0, temperature=1.0)
+    checked, metrics = gate(), found_by(200, 0.01, 9.9e-4)
+    checked.check(metrics, rollout=0, temperature=1.0)
     assert metrics == {"loss": 0.5}
-    assert found.report() == {"parity/tokens": 200, "parity/mean": 5e-5, "parity/max": 9.9e-4, "parity/beyond": 0}
-    assert found.report() == {}
-
-
-def test_a_step_that_was_not_measured_is_left_alone():
-    found, metrics = gate(), {"loss": 0.5}
-    found.check(metrics, rollout=0, temperature=1.0)
-    assert (metrics, found.report()) == ({"loss": 0.5}, {})
-
-
-def test_without_a_fresh_token_only_their_number_is_reported():
-    found = gate()
-    found.check(found_by(0, 0.0, 0.0), rollout=0, temperature=1.0)
-    assert found.report() == {"parity/tokens": 0}
-
-
-KINDS = {"float32": ({}, FLOAT32), "bfloat16": ({"bf16": True}, BFLOAT16), "mixture": ({"mixture": True}, MIXTURE)}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mean_that_reaches_the_bound_of_the_dtype_ends_the_run(kind):
-    made, bounds = KINDS[kind]
-    gate(**made).check(found_by(10, 9.9 * bounds.mean, 0.0), rollout=0, temperature=1.0)
-    with pytest.raises(ParityError):
-        gate(**made).check(found_by(10, 10 * bounds.mean, 0.0), rollout=0, temperature=1.0)
+    assert checked.report() == {"parity/tokens": 200, "parity/mean": 5e-5, "parity/max": 9.9e-4, "parity/beyond": 0}
+    assert checked.report() == {}
+    checked.check(found_by(0, 0.0, 0.0), rollout=0, temperature=1.0)
+    assert checked.report() == {"parity/tokens": 0}
 
 
 @pytest.mark.parametrize(
-    ("kind", "tokens", "allowed"), [("float32", 10_000, 0), ("bfloat16", 10_000, 10), ("mixture", 96, 1)]
+    ("settings", "bound"),
+    [({}, FLOAT32.largest), ({"bf16": True}, BFLOAT16.largest), ({"bf16": True, "parity_max_tolerance": 0.3}, 0.3)],
 )
-def test_more_tokens_than_allowed_that_reach_the_bound_end_the_run(kind, tokens, allowed):
-    made, bounds = KINDS[kind]
-    assert bounds.allowed(tokens) == allowed
-    gate(**made).check(found_by(tokens, 0.0, 9.0, beyond=allowed), rollout=0, temperature=1.0)
+def test_differences_that_reach_the_bound_are_counted(settings, bound):
+    micro = marked(gate(**settings), shard())[0]
+    micro.mask_U = micro.mask_U * torch.tensor([1.0, 0.0, 1.0, 1.0])  # the second and the last do not count
+    sums, largest = compare(torch.tensor([bound, 9 * bound, 0.98 * bound, 99.0]), micro)
+    assert sums["parity_beyond"].item() == 1
+    assert sums["parity_tokens"].item() == 2
+    assert sums["parity_sum"].item() == pytest.approx(1.98 * bound)
+    assert largest["parity_largest"].item() == pytest.approx(bound)
+    assert compare(torch.ones(4), marked(gate(parity_interval=0), shard())[0]) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "mean"),
+    [
+        ({}, FLOAT32.mean),
+        ({"bf16": True}, BFLOAT16.mean),
+        ({"mixture": True}, MIXTURE.mean),
+        ({"strict": True}, STRICT.mean),
+        ({"parity_mean_tolerance": 2.0}, 2.0),
+        ({"strict": True, "parity_mean_tolerance": 1e-7}, 1e-7),
+    ],
+)
+def test_a_mean_that_reaches_its_bound_ends_the_run(settings, mean):
+    gate(**settings).check(found_by(10, 9.9 * mean, 0.0), rollout=0, temperature=1.0)
     with pytest.raises(ParityError):
-        gate(**made).check(found_by(tokens, 0.0, 9.0, beyond=allowed + 1), rollout=0, temperature=1.0)
+        gate(**settings).check(found_by(10, 10 * mean, 0.0), rollout=0, temperature=1.0)
 
 
-def test_where_outliers_are_allowed_the_message_counts_them():
-    with pytest.raises(ParityError, match=r" 0\.1 .* 2 .* all but 2 tokens, and 3 "):
-        gate(bf16=True).check(found_by(1500, 1.0, 2.5, beyond=3), rollout=0, temperature=1.0)
-
-
-def test_each_micro_batch_carries_the_bound_that_applies():
-    assert [micro.parity_bound for micro in marked(gate(bf16=True), shard())] == [2.0, 2.0]
-    assert marked(gate(bf16=True, parity_max_tolerance=0.3), shard())[0].parity_bound == 0.3
-    assert Bounds(1.0, 2.0).allowed(10**6) == 0
-
-
-def test_given_bounds_replace_those_of_the_dtype():
-    wide = gate(parity_mean_tolerance=2.0, parity_max_tolerance=3.0)
-    wide.check(found_by(10, 15.0, 2.9), rollout=0, temperature=1.0)
-    assert marked(wide, shard())[0].parity_bound == 3.0
+@pytest.mark.parametrize(
+    ("settings", "tokens", "allowed"),
+    [
+        ({}, 10_000, 0),
+        ({"strict": True}, 10_000, 0),
+        ({"bf16": True}, 10_000, 10),
+        ({"mixture": True}, 96, 1),
+    ],
+)
+def test_more_tokens_than_allowed_that_reach_the_bound_end_the_run(settings, tokens, allowed):
+    gate(**settings).check(found_by(tokens, 0.0, 9.0, beyond=allowed), rollout=0, temperature=1.0)
     with pytest.raises(ParityError):
-        gate(parity_mean_tolerance=2.0).check(found_by(10, 15.0, 2.9, beyond=10), rollout=0, temperature=1.0)
+        gate(**settings).check(found_by(tokens, 0.0, 9.0, beyond=allowed + 1), rollout=0, temperature=1.0)
 
 
-def test_the_message_says_what_was_found_what_is_accepted_and_what_to_try():
-    found, numbers = gate(published=7), r" 1234 .*weights 7.* 0\.32 .* 4\.12 .*float32 .* 0\.0001 .* 0\.001\."
-    with pytest.raises(ParityError, match=f"rollout 6: .*{numbers}") as caught:
-        found.check(found_by(1234, 1234 * 0.32, 4.125), rollout=6, temperature=0.7)
-    message = str(caught.value)
-    causes = re.findall(r"^  \d\. (.*)$", message, re.MULTILINE)
-    order = ["weights", "positions", " 0.7", "float32", "attention", "experts"]
-    assert [word in cause for word, cause in zip(order, causes, strict=True)] == [True] * 6
-    for setting in ("check-weight-update-equal", "parity-mean-tolerance", "parity-max-tolerance", "parity-interval"):
-        assert f"--{setting}" in message
-
-
-def test_on_reachable_engines_the_message_first_suspects_foreign_weights():
-    found = ParityGate(WeightsConfig(), bf16=False, is_alone=False)
-    found.published(7)
-    with pytest.raises(ParityError, match=r"\n  1\. Another client"):
-        found.check(found_by(10, 5.0, 4.0), rollout=6, temperature=1.0)
-
-
-def test_the_settings_say_the_bounds_that_apply():
-    descriptions = [
-        str(WeightsConfig.model_fields[name].description) for name in ("parity_mean_tolerance", "parity_max_tolerance")
-    ]
-    stated = [
-        [float(number) for number in re.findall(r"None:\s+(\S+) in\s+float32,\s+(\S+) in bfloat16", text)[0]]
-        for text in descriptions
-    ]
-    assert stated == [[FLOAT32.mean, BFLOAT16.mean], [FLOAT32.largest, BFLOAT16.largest]]
+def test_strict_bounds_are_tighter():
+    assert STRICT.mean < FLOAT32.mean
+    assert STRICT.largest < FLOAT32.largest
 
 
 # --- The token that differs most --------------------------------------------------------------------------------------
@@ -280,18 +223,13 @@ def differing(log_probs: list[list[float]], *, write=None, **shard_fields) -> Pa
     found.published(0)
     batch = replace(shard(), groups_B=np.array([5, 5, 6]), indices_B=np.array([40, 41, 42]), **shard_fields)
     micro_batches, parts = marked(found, batch), []
-    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(use_opd=True, opd_kl_coef=0.5))
+    objective = Objective(Clipped(), AlgorithmConfig(use_opd=True, opd_kl_coef=0.5))
     for micro, row in zip(micro_batches, log_probs, strict=True):
         micro.teacher_log_probs_U = torch.zeros(len(row))  # so that the loss works on a copy of the micro-batch
         parts.append(objective(torch.tensor(row, requires_grad=True), torch.zeros(len(row)), micro)[1])
     with pytest.raises(ParityError) as caught:
-        found.check(reduce_metrics(parts, FakeGroup()), rollout=7, temperature=1.0)
+        found.check(reduce_metrics(parts, SimpleNamespace(size=lambda: 1)), rollout=7, temperature=1.0)
     return caught.value
-
-
-class FakeGroup:
-    def size(self) -> int:
-        return 1
 
 
 # Engine: [-4, -5 | -1, (masked) -2] of samples 2 and 0, and [-3] of sample 1.
@@ -350,33 +288,7 @@ def test_a_full_disk_does_not_hide_the_error():
     assert (error.samples_file, error.worst) == (None, SECOND_OF_SAMPLE_2)
 
 
-def test_rollouts_that_are_not_compared_write_no_column_of_the_learner():
-    (micro_batches,) = make_micro_batches(shard())
-    assert "trained/learner_log_probs_U" not in trained_columns(shard(), [micro_batches])
-    assert "trained/learner_log_probs_U" not in trained_columns(shard(), [marked(gate(), shard())])
-
-
 # --- The strict gate, of true_on_policy_mode --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("mean", "largest"), [(STRICT.mean, 0.0), (0.0, STRICT.largest)])
-def test_the_strict_bounds_are_tighter(mean, largest):
-    assert STRICT.mean < FLOAT32.mean
-    assert STRICT.largest < FLOAT32.largest
-    gate(strict=True).check(found_by(10, 10 * 0.99 * mean, 0.99 * largest), rollout=0, temperature=1.0)
-    reached = 1.0 if largest else 0.0
-    with pytest.raises(ParityError, match=r"float32 .* 1e-05 .* 0\.0001\."):
-        gate(strict=True).check(found_by(10, 10 * mean, largest, beyond=reached), rollout=0, temperature=1.0)
-
-
-def test_tighter_bounds_than_the_strict_ones_are_kept():
-    with pytest.raises(ParityError):
-        gate(strict=True, parity_mean_tolerance=1e-7).check(found_by(10, 1e-5, 1e-6), rollout=0, temperature=1.0)
-
-
-def test_the_strict_gate_takes_tokens_of_the_published_weights():
-    assert fresh(gate(strict=True, published=3), shard(versions=(3, 3, 3))) == [[True] * 4, [True]]
-    assert fresh(gate(published=3), shard(versions=(3, 2, 3))) == [[True] * 4, [False]]
 
 
 @pytest.mark.parametrize(
@@ -399,15 +311,6 @@ def test_a_response_that_trains_nothing_may_be_stale():
     batch = shard(versions=(3, 2, 3))
     batch.loss_mask_U[2] = 0.0
     assert fresh(gate(strict=True, published=3), batch) == [[True] * 4, [False]]
-
-
-def test_a_run_that_generates_ahead_reports_why_no_token_could_be_compared() -> None:
-    alone, ahead = parity_unchecked_warning(0), parity_unchecked_warning(2)
-    for warning in (alone, ahead):
-        assert "weight_versions" in warning
-        assert "--parity-interval 0" in warning
-    assert "--async-buffer-size" not in alone
-    assert re.search("--async-buffer-size 2 .*--async-buffer-size 0", ahead)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pickle
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -16,19 +15,15 @@ import pytest
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import Generation, SamplingParams
 from slime_core.rollout.engines import client as module
-from slime_core.rollout.engines.client import (
-    COPIED_TOKENS,
-    LOOKS,
-    SHORT_RESPONSE,
-    EngineProgress,
-    GenerateClient,
-    ShortRequests,
-)
+from slime_core.rollout.engines.client import COPIED_TOKENS, LOOKS, SHORT_RESPONSE, GenerateClient, ShortRequests
 from slime_testing.fake_engine import FakeEngine
 from tests.simulated_clock import only_pauses_take_time, only_waits_take_time
 
+Patch = pytest.MonkeyPatch
 ALONE = SamplingParams(max_new_tokens=SHORT_RESPONSE + 1)
 """Of requests that are never joined."""
+SHORT = SamplingParams(max_new_tokens=SHORT_RESPONSE)
+LONG = [3] * (COPIED_TOKENS + 1)
 
 
 @pytest.fixture
@@ -44,7 +39,7 @@ async def client(engine: FakeEngine) -> AsyncIterator[GenerateClient]:
 
 
 @pytest.fixture
-def once(monkeypatch: pytest.MonkeyPatch) -> None:
+def once(monkeypatch: Patch) -> None:
     """Pauses are longer than any limit, so that a request which fails is not sent again, whatever the clock says."""
     for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
         monkeypatch.setattr(module, name, 1000.0)
@@ -54,14 +49,6 @@ async def test_a_response_comes_back_with_ids_log_probabilities_and_version(clie
     (answer,) = await client.generate([3, 4], sampling=ALONE)
     ids, log_probs = array("i", [9, 4, 8, 2, 1]), array("f", [-0.5] * 5)
     assert answer == Generation(ids, log_probs, "stop", ("default",), weight_spans=(("default", 0, 5),))
-
-
-async def test_a_response_that_is_cut_says_so(client: GenerateClient) -> None:
-    (answer,) = await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=2))
-    assert (list(answer.token_ids), answer.finish_reason) == ([9, 4], "length")
-
-
-LONG = [3] * (COPIED_TOKENS + 1)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +67,6 @@ async def test_a_short_prompt_is_sent_once_for_each_response(
     assert [list(answer.token_ids) for answer in answers] == [list(answers[0].token_ids)] * n
     (body,) = engine.bodies
     assert (body["input_ids"], body["sampling_params"]["n"]) == sent
-
-
-SHORT = SamplingParams(max_new_tokens=SHORT_RESPONSE)
 
 
 async def test_short_requests_of_one_pass_are_sent_as_one(engine: FakeEngine) -> None:
@@ -109,36 +93,13 @@ async def test_requests_that_differ_are_sent_by_themselves(
 class Posts:
     """Answers each prompt with its own text, and keeps what it was sent."""
 
-    def __init__(self, failure: Exception | None = None) -> None:
+    def __init__(self) -> None:
         self.sent: list[tuple[list[list[int]], Any]] = []
-        self._failure = failure
 
     async def __call__(self, prompts: list[list[int]], fields: Mapping[str, Any]) -> list[Any]:
         self.sent.append((list(prompts), fields))
         await asyncio.sleep(0)
-        if self._failure is not None:
-            raise self._failure
         return list(map(str, prompts))
-
-
-@pytest.mark.parametrize(
-    ("num_engines", "sent"),
-    [(1, [[[0], [1], [2], [3], [4]]]), (2, [[[0], [2], [4]], [[1], [3]]]), (9, [[[0]], [[1]], [[2]], [[3]], [[4]]])],
-)
-async def test_joined_prompts_are_divided_among_engines(num_engines: int, sent: list[list[list[int]]]) -> None:
-    posts = Posts()
-    short = ShortRequests(posts, num_engines)
-    answers = await asyncio.gather(*(short.request([[number]], {}) for number in range(5)))
-    assert answers == [[f"[{number}]"] for number in range(5)]
-    assert [prompts for prompts, _ in posts.sent] == sent
-
-
-async def test_prompts_with_other_fields_or_of_a_later_pass_are_not_joined() -> None:
-    posts = Posts()
-    short = ShortRequests(posts, 1)
-    await asyncio.gather(short.request([[0]], {}), short.request([[1]], {"n": 1}))
-    await short.request([[2]], {})
-    assert posts.sent == [([[0]], {}), ([[1]], {"n": 1}), ([[2]], {})]
 
 
 async def test_a_caller_that_is_cancelled_takes_no_answer_from_the_others() -> None:
@@ -161,18 +122,6 @@ async def test_a_request_whose_callers_are_gone_ends_with_the_client(engine: Fak
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_failure_reaches_every_caller() -> None:
-    short = ShortRequests(Posts(RequestFailed("gone", "engine_connection")), 1)
-    answers = await asyncio.gather(*(short.request([[0]], {}) for _ in range(3)), return_exceptions=True)
-    assert [str(answer) for answer in answers] == ["gone"] * 3
-
-
-async def test_a_request_to_a_failing_engine_is_retried(client: GenerateClient, engine: FakeEngine) -> None:
-    engine.fail_with = [500, 503]
-    assert len(await client.generate([3], sampling=ALONE, n=2)) == 2
-    assert engine.calls.count("/generate") == 3
-
-
 @pytest.mark.parametrize("status", [408, 429])
 async def test_a_request_to_an_overloaded_engine_fails_without_a_retry(
     client: GenerateClient, engine: FakeEngine, status: int
@@ -186,7 +135,7 @@ async def test_a_request_to_an_overloaded_engine_fails_without_a_retry(
 
 
 async def test_a_failure_that_lasts_ends_with_the_time_limit(
-    client: GenerateClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    client: GenerateClient, engine: FakeEngine, monkeypatch: Patch
 ) -> None:
     only_pauses_take_time(monkeypatch, module)
     engine.fail_with = [500] * 100
@@ -197,36 +146,23 @@ async def test_a_failure_that_lasts_ends_with_the_time_limit(
     assert 16 <= engine.calls.count("/generate") <= 32
 
 
-async def test_an_engine_that_is_gone_ends_with_the_time_limit(
-    client: GenerateClient, engine: FakeEngine, once: None
-) -> None:
-    engine.stop()
-    with pytest.raises(EngineError, match=r"ClientConnectorError"):
-        await client.generate([3], sampling=ALONE)
-
-
-async def test_an_engine_that_hangs_ends_with_the_time_limit(client: GenerateClient, engine: FakeEngine) -> None:
-    engine.delay_s = 60
-    with pytest.raises(RequestFailed, match=r" 0\.2 s .*1 attempts.*TimeoutError"):
-        await client.generate([3], sampling=ALONE, timeout_s=0.2)
+Clock = Callable[[], float]
 
 
 @pytest.fixture
-def clock(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+def clock(engine: FakeEngine, monkeypatch: Patch) -> Clock:
     """The client's clock: it starts once the engine has a request, and runs while the client waits for the answer."""
     return only_waits_take_time(monkeypatch, module, start=lambda: engine.bodies)
 
 
-async def passed(clock: Callable[[], float], seconds: float, asked: asyncio.Task[list[Generation]]) -> None:
+async def passed(clock: Clock, seconds: float, asked: asyncio.Task[list[Generation]]) -> None:
     """Return when so many seconds have passed for the client, during which the request was not answered."""
     while clock() < seconds and not asked.done():
         await asyncio.sleep(0.001)
     assert not asked.done()
 
 
-async def test_a_slow_response_outlasts_the_limit_while_its_engine_computes(
-    engine: FakeEngine, clock: Callable[[], float]
-) -> None:
+async def test_a_slow_response_outlasts_the_limit_while_its_engine_computes(engine: FakeEngine, clock: Clock) -> None:
     engine.holds = True
     async with GenerateClient(engine.url, timeout_s=3) as client:
         asked = asyncio.create_task(client.generate([3, 4], sampling=ALONE, n=2))
@@ -236,9 +172,7 @@ async def test_a_slow_response_outlasts_the_limit_while_its_engine_computes(
     assert engine.calls.count("/generate") == 1
 
 
-async def test_an_engine_whose_counters_stand_still_fails_the_request(
-    engine: FakeEngine, clock: Callable[[], float]
-) -> None:
+async def test_an_engine_whose_counters_stand_still_fails_the_request(engine: FakeEngine, clock: Clock) -> None:
     engine.holds = engine.stuck = True
     async with GenerateClient(engine.url, timeout_s=3) as client:
         with pytest.raises(RequestFailed, match=r"within 3 s and 1 attempts; .*/v1/loads") as failed:
@@ -248,9 +182,7 @@ async def test_an_engine_whose_counters_stand_still_fails_the_request(
     assert engine.calls.count("/v1/loads") == LOOKS
 
 
-async def test_the_first_response_of_an_engine_is_waited_for(
-    engine: FakeEngine, clock: Callable[[], float], once: None
-) -> None:
+async def test_the_first_response_of_an_engine_is_waited_for(engine: FakeEngine, clock: Clock, once: None) -> None:
     engine.holds = engine.stuck = True
     async with GenerateClient(engine.url, timeout_s=8, first_answer_s=200) as client:
         with pytest.raises(RequestFailed) as failed:
@@ -259,56 +191,13 @@ async def test_the_first_response_of_an_engine_is_waited_for(
     assert 200 <= clock() <= 200 + 2 * 8
 
 
-async def test_once_an_engine_has_answered_the_ordinary_limit_counts(
-    engine: FakeEngine, clock: Callable[[], float], once: None
-) -> None:
-    async with GenerateClient(engine.url, timeout_s=1e6, first_answer_s=1e6) as client:
-        await client.generate([3], sampling=ALONE)
-        engine.holds = engine.stuck = True
-        answered_s, client._timeout_s = clock(), 8
-        with pytest.raises(RequestFailed):
-            await client.generate([3], sampling=ALONE)
-        assert clock() - answered_s <= 2 * 8
-
-
-async def test_an_engine_that_gets_stuck_later_fails_the_request(
-    engine: FakeEngine, clock: Callable[[], float]
-) -> None:
-    engine.holds = True
-    async with GenerateClient(engine.url, timeout_s=3) as client:
-        asked = asyncio.create_task(client.generate([3], sampling=ALONE))
-        await passed(clock, 30, asked)
-        engine.stuck = True
-        with pytest.raises(RequestFailed) as failed:
-            await asked
-    assert failed.value.cause == "engine_timeout"
-
-
-async def test_a_paused_engine_fails_no_request(engine: FakeEngine, clock: Callable[[], float]) -> None:
+async def test_a_paused_engine_fails_no_request(engine: FakeEngine, clock: Clock) -> None:
     async with GenerateClient(engine.url, timeout_s=3) as client, aiohttp.ClientSession() as session:
         await session.post(f"{engine.url}/pause_generation", json={"mode": "retract"})
         asked = asyncio.create_task(client.generate([3, 4], sampling=ALONE))
         await passed(clock, 30, asked)
         await session.post(f"{engine.url}/continue_generation", json={})
         assert (await asked)[0].finish_reason == "stop"
-
-
-async def test_many_requests_share_one_look_at_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, looks = [100.0], [0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-
-    async def get(url: str) -> tuple[int, Any]:
-        assert url == "http://engine/v1/loads"
-        looks[0] += 1
-        return 200, {"loads": [{"decode_moments": [looks[0]]}]}
-
-    async def engines(url: str) -> list[str]:
-        return [url]
-
-    progress = EngineProgress(get, engines)
-    for now_s[0], expected in ((100.0, 0), (100.9, 0), (101.0, 101), (101.9, 101), (102.0, 102)):
-        assert {await progress.last_s("http://engine", interval_s=1) for _ in range(20)} == {expected}
-    assert looks == [3]
 
 
 @pytest.mark.parametrize("fault", ["reset", "torn", "garbage"])
@@ -419,31 +308,7 @@ async def test_requests_can_be_ended_with_the_tokens_that_they_have(client: Gene
     assert (await client.generate([3, 4], sampling=ALONE))[0].finish_reason == "stop"
 
 
-async def test_engines_that_cannot_be_reached_delay_nothing(client: GenerateClient, engine: FakeEngine) -> None:
-    engine.stop()
-    async with client.aborting():
-        (answer,) = await client.generate([3], sampling=ALONE)
-    assert answer.finish_reason == "abort"
-
-
-async def test_requests_in_flight_are_bounded(client: GenerateClient, engine: FakeEngine) -> None:
-    engine.delay_s = 60
-    asking = [asyncio.create_task(client.generate([3], sampling=ALONE)) for _ in range(10)]
-    while engine.most_in_flight < 3:
-        await asyncio.sleep(0)
-    engine.delay_s = 0
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{engine.url}/abort_request", json={"abort_all": True}),
-    ):
-        pass
-    reasons = [answer.finish_reason for (answer,) in await asyncio.gather(*asking)]
-    assert (reasons.count("abort"), reasons.count("stop"), engine.most_in_flight) == (3, 7, 3)
-
-
-async def test_finished_responses_of_unanswered_requests_make_room(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_finished_responses_of_unanswered_requests_make_room(engine: FakeEngine, monkeypatch: Patch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     engine.delay_s = 1000
     async with GenerateClient(engine.url, max_in_flight=16) as client:
@@ -470,17 +335,13 @@ async def test_ids_that_would_kill_the_server_are_not_sent(
     assert engine.calls == []
 
 
-async def test_an_empty_prompt_is_not_sent(client: GenerateClient, engine: FakeEngine) -> None:
-    with pytest.raises(EngineError, match="at least one"):
-        await client.generate([], sampling=ALONE)
-    assert engine.calls == []
-
-
-async def test_every_version_that_sampled_tokens_is_reported_once(client: GenerateClient, engine: FakeEngine) -> None:
-    (before,) = await client.generate([3], sampling=ALONE)
-    assert before.weight_versions == ("default",)
-
-
-def test_extra_sampling_fields_win() -> None:
-    fields = SamplingParams(top_k=5, extra={"top_k": 7, "json_schema": "{}"}).fields(n=2)
-    assert (fields["n"], fields["top_k"], fields["json_schema"]) == (2, 7, "{}")
+async def test_once_an_engine_has_answered_the_ordinary_limit_counts(
+    engine: FakeEngine, clock: Clock, once: None
+) -> None:
+    async with GenerateClient(engine.url, timeout_s=1e6, first_answer_s=1e6) as client:
+        await client.generate([3], sampling=ALONE)
+        engine.holds = engine.stuck = True
+        answered_s, client._timeout_s = clock(), 8
+        with pytest.raises(RequestFailed):
+            await client.generate([3], sampling=ALONE)
+        assert clock() - answered_s <= 2 * 8

@@ -1,17 +1,18 @@
-"""The arguments with which servers are started."""
+"""The arguments with which servers are started, and the checkpoints that they serve."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from slime_core.cpu import serve as cpu
-from slime_core.rollout.engines.engine import EngineSettings, RouterSettings, SGLangServer, start_limit_s
-from slime_core.rollout.engines.server import READY
+from slime_core.rollout.engines.engine import EngineSettings, SGLangServer, start_limit_s
+from slime_core.rollout.engines.fleet import with_head_bias
 
 FOLDER = Path("model")
 LOG = Path("engine.log")
@@ -34,13 +35,6 @@ def test_a_gpu_server_gets_nothing_of_that() -> None:
     assert str(cpu.STAND_INS) not in settings.environment().get("PYTHONPATH", "")
 
 
-def test_only_a_server_on_a_cpu_skips_the_warm_up_which_compiles_kernels() -> None:
-    assert "--skip-server-warmup" in EngineSettings(FOLDER, LOG).arguments()
-    on_gpu = EngineSettings(FOLDER, LOG, device="cuda")
-    assert "--skip-server-warmup" not in on_gpu.arguments()
-    assert SGLangServer(on_gpu).probe == READY  # 503 until the warm-up is answered
-
-
 def test_a_start_takes_as_long_as_the_weights_are_large(tmp_path: Path) -> None:
     assert start_limit_s(None, tmp_path) == 600
     for number in range(2):
@@ -60,16 +54,6 @@ def test_a_server_that_releases_memory_keeps_its_graphs(monkeypatch: pytest.Monk
 def test_remote_code_runs_only_when_requested() -> None:
     assert "--trust-remote-code" not in EngineSettings(FOLDER, LOG).arguments()
     assert "--trust-remote-code" in EngineSettings(FOLDER, LOG, trust_remote_code=True).arguments()
-
-
-def test_servers_listen_on_loopback_by_default() -> None:
-    assert "--host=127.0.0.1" in EngineSettings(FOLDER, LOG).arguments()
-    arguments = RouterSettings(LOG).arguments(port=1, metrics_port=2)
-    assert {"--host=127.0.0.1", "--prometheus-host=127.0.0.1"} < set(arguments)
-
-
-def test_extra_arguments_come_last_and_so_win() -> None:
-    assert EngineSettings(FOLDER, LOG, extra=("--dtype=bfloat16",)).arguments()[-1] == "--dtype=bfloat16"
 
 
 def served_dtype(folder: Path, device: str = "cpu", **settings: str) -> str:
@@ -100,3 +84,46 @@ def test_where_the_config_states_no_dtype_auto_is_that_of_the_largest_weight(tmp
     (tmp_path / "config.json").write_text("{}")
     save_file({"a": np.zeros((2, 2), np.float32), "b": np.zeros(5, np.int8)}, tmp_path / "model.safetensors")
     assert served_dtype(tmp_path) == "float32"
+
+
+QWEN = "Qwen3ForSequenceClassification"
+HEAD = {"score.weight": np.ones((1, 4), np.float32)}
+
+
+def checkpoint(folder: Path, weights: dict[str, Any], architecture: str = QWEN) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    save_file({"model.norm.weight": np.ones(4, np.float32), **weights}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_head_without_a_bias_is_served_with_one_of_zero(tmp_path):
+    model = checkpoint(tmp_path / "model", HEAD)
+    served = with_head_bias(model, tmp_path / "served")
+    assert served == tmp_path / "served"
+    found = {name: weight for file in served.glob("*.safetensors") for name, weight in load_file(file).items()}
+    assert sorted(found) == ["model.norm.weight", "score.bias", "score.weight"]
+    assert found["score.bias"].tolist() == [0.0]
+    assert (served / "config.json").read_text() == (model / "config.json").read_text()
+    assert sorted(file.name for file in model.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_list_of_files_names_the_added_one_and_the_checkpoint_keeps_its_own(tmp_path):
+    model = checkpoint(tmp_path / "model", HEAD)
+    listed = {"weight_map": {"score.weight": "model.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(listed))
+    for _ in range(2):  # a resumed run finds the folder already there
+        served = with_head_bias(model, tmp_path / "served")
+    content = json.loads((served / "model.safetensors.index.json").read_text())
+    assert content["weight_map"] == {"score.weight": "model.safetensors", "score.bias": "model-score-bias.safetensors"}
+    assert json.loads((model / "model.safetensors.index.json").read_text()) == listed
+
+
+@pytest.mark.parametrize(
+    ("weights", "architecture"),
+    [({**HEAD, "score.bias": np.ones(1, np.float32)}, QWEN), (HEAD, "LlamaForSequenceClassification"), ({}, QWEN)],
+)
+def test_any_other_checkpoint_is_served_as_it_is(tmp_path, weights, architecture):
+    model = checkpoint(tmp_path / "model", weights, architecture)
+    assert with_head_bias(model, tmp_path / "served") == model
+    assert not (tmp_path / "served").exists()

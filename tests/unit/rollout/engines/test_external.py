@@ -1,20 +1,21 @@
-"""External engines: what the run requires of them."""
+"""External engines: what the run requires of them, and how it watches them."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, EngineError
+from slime_core.rollout.engines import external, server
 from slime_core.rollout.engines.engine import Worker
-from slime_core.rollout.engines.external import discover, require_eval_servers_reachable
+from slime_core.rollout.engines.external import ExternalWatcher, discover, require_eval_servers_reachable
+from slime_core.weights.engine_control import call
 from slime_testing.fake_engine import FakeEngine
 
 MODEL = ARITHMETIC / "model"
@@ -46,10 +47,6 @@ def reason(engine: FakeEngine, line: Sequence[str] = (), **info: Any) -> str:
     assert title.startswith("rollout_external_engine_addrs: ")
     assert line.startswith(f"  {engine.url}: ")
     return line.removeprefix(f"  {engine.url}: ")
-
-
-def test_an_engine_that_fits_is_taken(engine):
-    assert found(engine) == [Worker(engine.url)]
 
 
 def test_the_requirements_come_from_the_settings(engine):
@@ -86,18 +83,6 @@ def test_an_engine_that_cannot_serve_is_refused_with_the_reason(engine, info, li
     assert re.search(names, reason(engine, line.split(), **info))
 
 
-def test_another_vocabulary_is_found_in_the_folder(engine, tmp_path: Path):
-    content = json.loads((MODEL / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**content, "vocab_size": 77}))
-    names = f"{tmp_path} .*{MODEL}: vocab_size = 77 .*{content['vocab_size']}$"
-    assert re.search(names, reason(engine, model_path=str(tmp_path)))
-
-
-def test_an_address_without_a_server_is_an_error(engine):
-    engine.stop()
-    assert "SGLang" in reason(engine)
-
-
 def test_an_evaluation_that_no_engine_serves_is_refused(engine):
     require_eval_servers_reachable({})
     require_eval_servers_reachable({"aime": engine.url, "gsm8k": f"{engine.url}/"})
@@ -118,3 +103,52 @@ def test_prefill_and_decode_engines_are_recognised(engine):
         second.info["disaggregation_mode"] = "null"
         with pytest.raises(ConfigError, match="prefill or decode"):
             found(engine, second)
+
+
+@pytest.fixture
+def holds(engine: FakeEngine) -> Callable[[str], None]:
+    return lambda version: call(engine.url, "/update_weight_version", {"new_version": version}, timeout_s=60)
+
+
+def test_versions_that_rise_are_this_runs_own(engine, holds):
+    watch = ExternalWatcher([engine.url])
+    for version in ("7", "0", "1", "1", "4"):  # 7: left by an earlier run
+        holds(version)
+        watch.poll()
+
+
+@pytest.mark.parametrize("later", ["default", "2", None])
+def test_an_engine_that_holds_older_weights_than_before_ends_the_run(engine, holds, later, monkeypatch):
+    watch = ExternalWatcher([engine.url])
+    for version in ("default", "3"):
+        holds(version)
+        watch.poll()
+    if later is None:  # something else answers at its address
+        monkeypatch.setattr(external, "call", lambda *_, **__: "<html>")
+    else:
+        holds(later)
+    with pytest.raises(EngineError, match=f"{engine.url}, .* version 3 .* version '{later or ''}'"):
+        watch.poll()
+
+
+def test_an_engine_that_takes_no_connection_three_times_is_gone(engine):
+    with FakeEngine() as other:
+        watch = ExternalWatcher([other.url, engine.url])
+        engine.stop()
+        watch.poll()
+        watch.poll()
+        with pytest.raises(EngineError, match=rf"{engine.url}, .*: Connection(?s:.*) --load"):
+            watch.poll()
+
+
+def test_an_engine_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # takes connections and says nothing
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        monkeypatch.setattr(server, "LONGEST_ANSWER_S", 0.05)
+        monkeypatch.setattr(external, "POLL_LIMIT_S", 0.01)
+        watch = ExternalWatcher([url])
+        for _ in range(5):  # an engine that is slow is not gone
+            watch.poll()
+        watch.watch_answers(url, limit_s=0.05)
+        with pytest.raises(EngineError, match=f"{url}, .* hangs"):
+            watch.poll()

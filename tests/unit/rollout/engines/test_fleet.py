@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +15,7 @@ import pytest
 
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC, RunConfig
-from slime_core.errors import ConfigError, EngineError, RemoteError
+from slime_core.errors import ConfigError, RemoteError
 from slime_core.rollout.engines import fleet
 from slime_core.rollout.engines.engine import EngineSettings, RouterSettings, SGLangServer, Worker
 from slime_core.rollout.engines.fleet import EngineFleet, Site, Supervision, masks_up_to
@@ -24,19 +25,14 @@ MODEL = ARITHMETIC / "model"
 
 
 class FakeRouter(ThreadingHTTPServer):
-    """Takes engines in and out, as sglang-router does."""
+    """Takes engines in and out, as sglang-router does; an engine's id is its address."""
 
     daemon_threads = True
 
     def __init__(self, *workers: str) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
-        self.workers = [{"url": url} for url in workers]
+        self.workers: list[dict[str, Any]] = [{"url": url} for url in workers]
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-    @property
-    def urls(self) -> list[str]:
-        """URLs of the engines that it knows."""
-        return [worker["url"] for worker in self.workers]
 
     def __enter__(self) -> FakeRouter:
         Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -48,12 +44,10 @@ class FakeRouter(ThreadingHTTPServer):
 
 
 class Answer(BaseHTTPRequestHandler):
-    """One request to a :class:`FakeRouter`; an engine's id is its address."""
-
     server: FakeRouter
 
     def do_GET(self) -> None:
-        urls = self.server.urls
+        urls = [worker["url"] for worker in self.server.workers]
         self.say({"workers": [{"url": url, "id": url.replace("/", "_"), "is_healthy": True} for url in urls]})
 
     def do_POST(self) -> None:
@@ -70,8 +64,7 @@ class Answer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps(answer).encode())
 
-    def log_message(self, *_: object) -> None:
-        """No test reads it."""
+    def log_message(self, *_: object) -> None: ...
 
 
 class Stand:
@@ -114,21 +107,29 @@ def workers_of(stand: Stand) -> list[dict[str, Any]]:
     return stand.router.workers
 
 
-def servers(config: RunConfig, tmp_path: Path, *, on_gpus: bool = False, wait: Any = None) -> EngineFleet:
-    policy = sum(group.num_engines for group in config.engine_groups)
-    auxiliary = sum(group.num_engines for group in config.auxiliary_groups)
-    placements: Any = [None] * policy, [None] * auxiliary
-    site = Site(MODEL, tmp_path, on_gpus=on_gpus, placements=placements[0], auxiliary_placements=placements[1])
-    found = EngineFleet(config, site, Supervision(wait=wait or (lambda calls, **_: list(calls)), monitors=[]))
-    found.start()
-    return found
+Start = Callable[..., EngineFleet]
 
 
-def settings(*line: str, file: Path | None = None, text: str = "") -> RunConfig:
-    words = ["--advantage-estimator", "toy", *line]
-    if file is not None:
-        (file / "run.toml").write_text(text)
-        words += ["--config", str(file / "run.toml")]
+@pytest.fixture
+def start(started: dict[str, Stand], tmp_path: Path) -> Start:
+    """Starts the servers of a run with these flags, and forgets those of the one before."""
+
+    def make(line: str = "", *, text: str = "", on_gpus: bool = False) -> EngineFleet:
+        started.clear()
+        config = settings(line, tmp_path, text)
+        policy: Any = [None] * sum(group.num_engines for group in config.engine_groups)
+        auxiliary: Any = [None] * sum(group.num_engines for group in config.auxiliary_groups)
+        site = Site(MODEL, tmp_path, on_gpus=on_gpus, placements=policy, auxiliary_placements=auxiliary)
+        made = EngineFleet(config, site, Supervision(wait=lambda calls, **_: list(calls), monitors=[]))
+        made.start()
+        return made
+
+    return make
+
+
+def settings(line: str, folder: Path, text: str = "") -> RunConfig:
+    (folder / "run.toml").write_text(text)
+    words = ["--advantage-estimator", "toy", *shlex.split(line), "--config", str(folder / "run.toml")]
     return load(words, check_rules=False).config
 
 
@@ -155,8 +156,8 @@ is_embedding = true
 """
 
 
-def test_groups_have_their_own_size_and_their_flags_come_last(started, tmp_path):
-    servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path)
+def test_groups_have_their_own_size_and_their_flags_come_last(started: Any, start: Start) -> None:
+    start(text=TWO_GROUPS)
     first, second = (started[name].settings for name in ("engine 0", "engine 1"))
     assert (first.tensor_parallel, second.tensor_parallel) == (1, 2)
     assert first.extra == ("--chunked-prefill-size=64",)
@@ -166,39 +167,26 @@ def test_groups_have_their_own_size_and_their_flags_come_last(started, tmp_path)
 
 @pytest.mark.parametrize(
     ("line", "limit_s"),
-    [([], 300.0), (["--sglang-watchdog-timeout", "20"], 20.0), (["--sglang-watchdog-timeout", "1e12"], 86_400.0)],
+    [("", 300.0), ("--sglang-watchdog-timeout 20", 20.0), ("--sglang-watchdog-timeout 1e12", 86_400.0)],
 )
-def test_an_engine_hangs_after_the_time_that_sglang_gives_a_forward_pass(started, tmp_path, line, limit_s):
-    servers(settings(*line), tmp_path)
+def test_an_engine_hangs_after_the_time_that_sglang_gives_a_forward_pass(
+    started: Any, start: Start, line: str, limit_s: float
+) -> None:
+    start(line)
     health = started["engine 0"].settings.health
     assert health.probes * health.timeout_s == limit_s
 
 
-@pytest.mark.parametrize(("line", "limit_s"), [([], 600.0), (["--engine-start-timeout-s", "50"], 50.0)])
+@pytest.mark.parametrize(("line", "limit_s"), [("", 600.0), ("--engine-start-timeout-s 50", 50.0)])
 def test_the_first_response_of_a_gpu_engine_may_take_as_long_as_its_start(
-    started, tmp_path, monkeypatch, line: list[str], limit_s: float
+    started: Any, start: Start, monkeypatch: pytest.MonkeyPatch, line: str, limit_s: float
 ) -> None:
     monkeypatch.setattr(fleet, "start_limit_s", lambda requested, _: requested or 600.0)
-    found = servers(settings(*line), tmp_path, on_gpus=True)
-    engine = started["engine 0"].settings
-    assert (engine.start_timeout_s, engine.health.first_answer_s, found.first_answer_s()) == (limit_s,) * 3
-    started.clear()
-    found = servers(settings(*line), tmp_path)
-    engine = started["engine 0"].settings
-    assert (engine.start_timeout_s, engine.health.first_answer_s, found.first_answer_s()) == (limit_s, 0.0, 0.0)
-
-
-def test_the_run_waits_for_engines_as_long_as_they_may_take(started, tmp_path) -> None:
-    waits: list[tuple[str, float]] = []
-
-    def wait(calls: Any, *, what: str, at_least_s: float = 0.0) -> list[Any]:
-        waits.append((what, at_least_s))
-        return list(calls)
-
-    found = servers(settings("--engine-start-timeout-s", "5000"), tmp_path, wait=wait)
-    found.policy.urls()
-    ((_, at_least_s),) = waits
-    assert at_least_s > 5000
+    for on_gpus, first_answer_s in ((True, limit_s), (False, 0.0)):
+        made = start(line, on_gpus=on_gpus)
+        engine = started["engine 0"].settings
+        assert engine.start_timeout_s == limit_s
+        assert (engine.health.first_answer_s, made.first_answer_s()) == (first_answer_s, first_answer_s)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +196,7 @@ def test_the_run_waits_for_engines_as_long_as_they_may_take(started, tmp_path) -
         ("--sglang-server-concurrency 400", 400),
         ("--sglang-server-concurrency 4000", 512),
         ("--sglang-max-running-requests 300", 300),
+        ("--sglang-cuda-graph-max-bs-decode 320", 320),
         # SGLang's own choice stays, or that of the user.
         ("--sglang-server-concurrency 64", None),
         ("--gpu-memory-gib 24", None),
@@ -216,186 +205,134 @@ def test_the_run_waits_for_engines_as_long_as_they_may_take(started, tmp_path) -
         ("--sglang-cuda-graph-bs-decode 1 2 4", None),
     ],
 )
-def test_decode_graphs_are_as_large_as_the_batches(started, tmp_path, line: str, largest: int | None) -> None:
-    servers(settings(*line.split()), tmp_path, on_gpus=True)
+def test_decode_graphs_are_as_large_as_the_batches(started: Any, start: Start, line: str, largest: int | None) -> None:
+    start(line, on_gpus=True)
     graphs = [word for word in started["engine 0"].settings.extra if "cuda-graph-max-bs" in word]
     assert graphs == ([] if largest is None else [f"--cuda-graph-max-bs-decode={largest}"])
 
 
-def test_decode_graphs_of_the_user_win_and_cpus_and_other_models_have_none(started, tmp_path) -> None:
-    servers(settings("--sglang-cuda-graph-max-bs-decode", "320"), tmp_path, on_gpus=True)
-    assert started["engine 0"].settings.extra == ("--cuda-graph-max-bs-decode=320",)
-    started.clear()
-    servers(settings(), tmp_path)
-    assert started["engine 0"].settings.extra == ()
-    started.clear()
-    servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path, on_gpus=True)
-    assert started["judge 0"].settings.extra == ("--chunked-prefill-size=64",)
-
-
-def test_models_have_their_own_weights_and_several_engines_a_router(started, tmp_path):
-    found = servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path)
+def test_models_have_their_own_weights_and_only_engines_of_the_policy_get_new_ones(started: Any, start: Start) -> None:
+    made = start(text=TWO_GROUPS, on_gpus=True)
     assert sorted(started) == ["engine 0", "engine 1", "judge 0", "router", "router-score", "score 0", "score 1"]
     assert (started["judge 0"].settings.model, started["score 1"].settings.model) == (Path("/judge"), Path("/score"))
+    assert started["judge 0"].settings.extra == ("--chunked-prefill-size=64",)
     assert started["score 0"].settings.extra[-1] == "--is-embedding"
     dtypes = [started[name].settings.dtype for name in ("engine 0", "judge 0", "score 0", "score 1")]
     assert dtypes == ["float32", "float32", "auto", "auto"]
-    assert found.model_urls() == {"judge": "http://judge-0", "score": started["router-score"].url}
+    assert made.model_urls() == {"judge": "http://judge-0", "score": started["router-score"].url}
     assert workers_of(started["router-score"]) == [{"url": "http://score-0"}, {"url": "http://score-1"}]
-
-
-def test_the_policy_has_a_router_and_only_its_engines_get_weights(started, tmp_path):
-    found = servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path)
-    assert found.policy.url() == started["router"].url
-    assert (found.policy.urls(), found.policy.ranks) == (["http://engine-0", "http://engine-1"], (1, 2))
-    found.policy.register()
-    found.policy.register()
+    assert made.policy.url() == started["router"].url
+    assert (made.policy.urls(), made.policy.ranks) == (["http://engine-0", "http://engine-1"], (1, 2))
+    made.policy.register()
+    made.policy.register()
     assert workers_of(started["router"]) == [{"url": "http://engine-0"}, {"url": "http://engine-1"}]
-    assert found.direct_urls() == ()
+    assert made.direct_urls() == ()
 
 
-def test_colocated_engines_get_no_expandable_segments(started, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    servers(settings("--colocate"), tmp_path, on_gpus=True)
-    environment = started["engine 0"].settings.environment()
-    assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
-
-
-def test_prefill_engines_are_registered_with_their_ports(started, tmp_path):
-    line = ["--prefill-num-servers", "1", "--rollout-num-gpus", "2"]
-    found = servers(settings(*line), tmp_path, on_gpus=True)
-    found.policy.register()
+def test_prefill_engines_are_registered_with_their_ports(started: Any, start: Start) -> None:
+    start("--prefill-num-servers 1 --rollout-num-gpus 2", on_gpus=True).policy.register()
     prefill, decode = Worker("http://engine-0", "prefill", 8998), Worker("http://engine-1", "decode")
     assert workers_of(started["router"]) == [prefill.entry, decode.entry]
     assert started["router"].settings.splits_prefill
     arguments = SGLangServer(started["engine 0"].settings).command(1, 8998)
-    assert "--disaggregation-mode=prefill" in arguments
-    assert "--disaggregation-bootstrap-port=8998" in arguments
+    assert {"--disaggregation-mode=prefill", "--disaggregation-bootstrap-port=8998"} < set(arguments)
     assert "--disaggregation-mode=decode" in started["engine 1"].settings.arguments()
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "is_direct"),
     [
-        "--rollout-num-gpus 2",  # they are restarted
-        "--sglang-router-policy round_robin",
-        "--sglang-speculative-algorithm NGRAM",
-        "--sglang-sampling-mask-max-tokens 8",
-        "--rollout-num-gpus 2 --prefill-num-servers 1 --no-use-fault-tolerance",
+        ("", True),
+        ("--rollout-num-gpus 2 --no-use-fault-tolerance", True),
+        ("--rollout-num-gpus 2", False),  # they are restarted
+        ("--sglang-router-policy round_robin", False),
+        ("--sglang-speculative-algorithm NGRAM", False),
+        ("--sglang-sampling-mask-max-tokens 8", False),
+        ("--rollout-num-gpus 2 --prefill-num-servers 1 --no-use-fault-tolerance", False),
     ],
 )
-def test_engines_report_masks_where_requests_can_bypass_the_router(started, tmp_path, line: str) -> None:
-    cut = ["--rollout-top-p", "0.9"]
-    for more in ([], ["--rollout-num-gpus", "2", "--no-use-fault-tolerance"]):
-        found = servers(settings(*cut, *more), tmp_path, on_gpus=True)
-        assert found.direct_urls() == tuple(found.policy.urls())
-        assert "--sampling-mask-max-tokens=1024" in started["engine 0"].settings.extra
-        assert masks_up_to(settings(*cut, *more)) == 256
-        started.clear()
-    assert masks_up_to(settings()) == 0
-    found = servers(settings(*cut, *line.split()), tmp_path, on_gpus=True)
-    assert found.direct_urls() == ()
-    assert masks_up_to(settings(*cut, *line.split())) == 0
+def test_engines_report_masks_where_requests_can_bypass_the_router(
+    started: Any, start: Start, tmp_path: Path, line: str, is_direct: bool
+) -> None:
+    assert masks_up_to(settings(line, tmp_path)) == 0
+    line += " --rollout-top-p 0.9"
+    made = start(line, on_gpus=True)
+    assert made.direct_urls() == (tuple(made.policy.urls()) if is_direct else ())
+    assert ("--sampling-mask-max-tokens=1024" in started["engine 0"].settings.extra) is is_direct
+    assert masks_up_to(settings(line, tmp_path)) == (256 if is_direct else 0)
 
 
-def test_engines_that_return_routes_are_called_directly(started, tmp_path):
-    found = servers(settings("--use-rollout-routing-replay", "--rollout-num-gpus", "2"), tmp_path)
+def test_settings_of_the_run_reach_the_engines(started: Any, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = start("--use-rollout-routing-replay --rollout-num-gpus 2 --sglang-router-policy consistent_hashing")
     assert started["engine 0"].settings.extra == ("--enable-return-routed-experts",)
-    assert found.direct_urls() == ("http://engine-0", "http://engine-1")
-
-
-def test_engines_compute_logits_in_the_type_of_the_learner(started, tmp_path):
-    servers(settings("--bf16", "--fp32-lm-head"), tmp_path)
-    assert started["engine 0"].settings.extra == ("--enable-fp32-lm-head",)
-
-
-def test_an_external_router_is_used_and_not_started(started, tmp_path):
-    with FakeRouter("http://older") as router:
-        port = router.url.rpartition(":")[2]
-        found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
-        assert found.policy.url() == router.url
-        found.policy.register()
-        assert (sorted(started), router.urls) == (["engine 0"], ["http://older", "http://engine-0"])
-        found.stop()
-        assert router.urls == ["http://older"]
-    found.stop()
-
-
-def test_an_address_without_a_router_is_named(started, tmp_path):
-    with FakeEngine() as engine:
-        port = engine.url.rpartition(":")[2]
-        found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
-        with pytest.raises(EngineError, match=f"{engine.url}/workers .*status 404"):
-            found.policy.register()
-
-
-def test_the_policy_of_the_router_is_that_of_the_run(started, tmp_path):
-    servers(settings("--sglang-router-policy", "consistent_hashing"), tmp_path)
+    assert made.direct_urls() == ("http://engine-0", "http://engine-1")
     assert started["router"].settings.policy == "consistent_hashing"
+    start("--bf16 --fp32-lm-head")
+    assert started["engine 0"].settings.extra == ("--enable-fp32-lm-head",)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    start("--colocate", on_gpus=True)
+    environment = started["engine 0"].settings.environment()
+    assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
 
 
-def test_external_engines_are_used_and_not_stopped(started, tmp_path):
+def test_an_external_router_is_used_and_not_started(started: Any, start: Start) -> None:
+    with FakeRouter("http://older") as router:
+        made = start(f"--sglang-router-ip 127.0.0.1 --sglang-router-port {router.url.rpartition(':')[2]}")
+        assert made.policy.url() == router.url
+        made.policy.register()
+        assert list(started) == ["engine 0"]
+        assert router.workers == [{"url": "http://older"}, {"url": "http://engine-0"}]
+        made.stop()
+        assert router.workers == [{"url": "http://older"}]
+    made.stop()
+
+
+def test_external_engines_are_used_and_not_stopped(started: Any, start: Start) -> None:
     with FakeEngine() as engine:
         engine.info = {"model_path": str(MODEL), "dtype": "float32", "tp_size": 1}
-        found = servers(settings("--rollout-external-engine-addrs", engine.url.removeprefix("http://")), tmp_path)
-        assert (found.serves_policy, list(found.policy.engines), found.policy.urls(), found.policy.ranks) == (
-            True,
-            [],
-            [engine.url],
-            (1,),
-        )
-        found.policy.url()
-        found.policy.register()
+        made = start(f"--rollout-external-engine-addrs {engine.url.removeprefix('http://')}")
+        policy = made.policy
+        assert (made.serves_policy, list(policy.engines), policy.urls(), policy.ranks) == (True, [], [engine.url], (1,))
+        policy.url()
+        policy.register()
         assert workers_of(started["router"]) == [{"url": engine.url}]
-        found.stop()
+        made.stop()
         assert started["router"].called[-1] == ("stop", ())
         assert (started["watch"].settings, started["watch"].called) == ([engine.url], [("watch", ())])
     assert sorted(started) == ["router", "watch"]
 
 
-def test_engines_for_evaluation_serve_the_policy_without_its_router(started, tmp_path):
-    found = servers(settings("--eval-num-gpus", "2", "--rollout-num-gpus", "1"), tmp_path)
+def test_engines_for_evaluation_serve_the_policy_without_its_router(started: Any, start: Start, tmp_path: Path) -> None:
+    made = start("--eval-num-gpus 2 --rollout-num-gpus 1")
     assert sorted(started) == ["engine 0", "eval engine 0", "eval engine 1", "router", "router-eval"]
     assert started["eval engine 1"].settings.model == MODEL
     assert started["eval engine 1"].settings.log_file == tmp_path / "eval-engine-1.log"
-    found.policy.register()
-    assert (found.policy.url(), found.policy.urls()) == (started["router"].url, ["http://engine-0"])
-    assert found.policy.ranks == (1,)
+    made.policy.register()
+    assert (made.policy.url(), made.policy.urls()) == (started["router"].url, ["http://engine-0"])
     assert workers_of(started["router"]) == [{"url": "http://engine-0"}]
-    assert found.evaluating.ready_url() == started["router-eval"].url
-    assert workers_of(started["router-eval"]) == [{"url": "http://eval-engine-0"}, {"url": "http://eval-engine-1"}]
-    assert (found.evaluating.urls(), found.evaluating.ranks) == (
-        ["http://eval-engine-0", "http://eval-engine-1"],
-        (1, 1),
-    )
+    assert made.evaluating.ready_url() == started["router-eval"].url
+    urls = ["http://eval-engine-0", "http://eval-engine-1"]
+    assert workers_of(started["router-eval"]) == [{"url": url} for url in urls]
+    assert (made.evaluating.urls(), made.evaluating.ranks, made.model_urls()) == (urls, (1, 1), {})
     assert [call[0] for call in started["eval engine 0"].called].count("watch") == 1
-    assert found.model_urls() == {}
-    found.stop()
+    made.stop()
     assert started["eval engine 0"].called[-1] == ("stop", ())
+    made = start("--eval-num-gpus 2 --eval-num-gpus-per-engine 2", text=TWO_GROUPS)
+    assert (made.evaluating.ready_url(), made.evaluating.ranks) == ("http://eval-engine-0", (2,))
 
 
-def test_one_engine_for_evaluation_is_called_directly_next_to_auxiliary_models(started, tmp_path):
-    line = ["--eval-num-gpus", "2", "--eval-num-gpus-per-engine", "2"]
-    found = servers(settings(*line, file=tmp_path, text=TWO_GROUPS), tmp_path)
-    assert found.evaluating.ready_url() == "http://eval-engine-0"
-    assert (started["eval engine 0"].settings.tensor_parallel, found.evaluating.ranks) == (2, (2,))
-    assert found.model_urls() == {"judge": "http://judge-0", "score": started["router-score"].url}
-
-
-def test_without_engines_of_their_own_evaluations_have_no_address(started, tmp_path):
-    found = servers(settings(), tmp_path)
-    none = found.evaluating
+def test_what_a_run_does_not_have_has_no_address(started: Any, start: Start) -> None:
+    none = start().evaluating
     assert (none.ready_url(), none.urls(), list(none.engines), none.ranks) == ("", [], [], ())
-
-
-def test_a_run_that_reads_its_rollouts_starts_nothing(started, tmp_path):
-    found = servers(settings("--debug-train-only"), tmp_path)
-    assert (found.serves_policy, found.policy.url(), found.model_urls(), found.policy.starts) == (False, "", {}, [])
+    reads = start("--debug-train-only")
+    assert (reads.serves_policy, reads.policy.url(), reads.model_urls(), reads.policy.starts) == (False, "", {}, [])
     assert started == {}
 
 
-def test_every_server_is_waited_for_at_the_end_though_an_actor_is_dead(started, tmp_path, monkeypatch):
-    found = servers(settings("--rollout-num-gpus", "2"), tmp_path)
+def test_every_server_is_waited_for_at_the_end_though_an_actor_is_dead(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = start("--rollout-num-gpus 2")
     waited: list[int] = []
 
     def lost(calls: list[Any], **_: Any) -> None:
@@ -403,14 +340,13 @@ def test_every_server_is_waited_for_at_the_end_though_an_actor_is_dead(started, 
         raise RemoteError("engine 0 died.")
 
     monkeypatch.setattr(fleet, "wait_for", lost)
-    found.stop()
+    made.stop()
     assert waited == [1, 1, 1]
 
 
-def test_nothing_is_started_where_no_engine_serves_an_evaluation(started: dict[str, Stand], tmp_path: Path) -> None:
+def test_nothing_is_started_where_no_engine_serves_an_evaluation(started: Any, start: Start) -> None:
     with FakeEngine() as engine:
         url = engine.url
-    run = settings("--eval-datasets", f"name = 'aime', path = 'aime.jsonl', model = '{url}'")
-    with pytest.raises(ConfigError, match=f"evaluation set aime: model = {url}: ConnectionRefusedError"):
-        servers(run, tmp_path)
+    with pytest.raises(ConfigError, match=f"aime: model = {url}: ConnectionRefusedError"):
+        start(f"--eval-datasets \"name = 'aime', path = 'aime.jsonl', model = '{url}'\"")
     assert started == {}

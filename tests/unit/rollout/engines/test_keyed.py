@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from slime_core.config.load import load
 from slime_core.config.secrets import ENGINE_KEY, EngineAccess, engine_access, send_key_to, set_engine_access
-from slime_core.errors import ConfigError, RequestRefused, WeightSyncError
+from slime_core.errors import RequestRefused, WeightSyncError
 from slime_core.generation import SamplingParams
 from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer, Worker
-from slime_core.rollout.engines.external import discover
 from slime_core.services import Service
 from slime_core.weights.engine_control import EngineControl, call
 from slime_testing.fake_engine import FakeEngine
@@ -89,9 +87,3 @@ async def test_only_services_that_are_engines_of_the_run_get_the_key(key: None) 
             await Service(f"{engine.url}/generate", timeout_s=10, max_in_flight=1).ask(body)
         assert judge.headers[0]["Authorization"] == f"Bearer {KEY}"
         assert "Authorization" not in elsewhere.headers[0]
-
-
-def test_external_engines_with_another_key_say_which_variable_to_set(key: None) -> None:
-    config = load(["--advantage-estimator", "toy"], check_rules=False).config
-    with FakeEngine(key="another") as engine, pytest.raises(ConfigError, match="SLIME_ENGINE_KEY"):
-        discover([engine.url.removeprefix("http://")], config, Path("/m"))

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from slime_core.config.load import load
-from slime_core.config.schema import ARITHMETIC, RunConfig
+from slime_core.config.schema import ARITHMETIC, ClusterConfig, RunConfig
 from slime_core.plugins.activation import activate
-from slime_core.plugins.lifecycle import Failures
 from slime_core.plugins.manifest import Manifest
+from slime_core.track.failures import Failures
 
 module = importlib.import_module("slime_core.runtime.launch")  # the package has a function of that name
 
@@ -63,3 +63,17 @@ def test_what_any_node_reads_is_the_weights_of_every_role_and_the_prompts_of_the
 
 def job(config: RunConfig) -> Any:
     return module.Job(config, activate([]).registry, Manifest(()), architecture="", logs=Path("run/logs"))
+
+
+@pytest.mark.parametrize(("device", "colocate", "times"), [("cuda", True, 1), ("cpu", True, 0), ("cuda", False, 0)])
+def test_a_changed_allocator_of_a_run_that_shares_gpus_is_named_once(
+    device: Any, colocate: bool, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "head_address", lambda: None)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    warnings: list[str] = []
+    config = RunConfig(cluster=ClusterConfig(device=device, colocate=colocate))
+    settings: Any = SimpleNamespace(config=config, model=tmp_path, logs=tmp_path)
+    placement: Any = SimpleNamespace(engines=[], auxiliary=[])
+    module.Processes(settings, placement, warn=warnings.append, failures=Failures())
+    assert [text.partition(":")[0] for text in warnings] == ["PYTORCH_CUDA_ALLOC_CONF"] * times

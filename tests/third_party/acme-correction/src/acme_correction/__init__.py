@@ -1,13 +1,12 @@
-"""An off-policy correction with a flag of its own: a power of the ratio of learner to engine."""
+"""An off-policy correction with a flag without the plugin's name: a power of the ratio of learner to engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
 
-from slime_core import Component, CorrectionTraits, Flag, PluginOptions, UsedBy, hookimpl
+from slime_core import Flag, PluginOptions, Registration, UsedBy, hookimpl
 
 
 class GentleOptions(PluginOptions):
@@ -18,15 +17,6 @@ class GentleOptions(PluginOptions):
 
 
 @hookimpl
-def slime_register_corrections() -> Iterator[Component]:
-    yield Component(
-        "gentle",
-        target="acme_correction.correction:Gentle",
-        traits=CorrectionTraits(),
-        summary="A power of the importance ratio, at most 2",
-    )
-
-
-@hookimpl
-def slime_options() -> type[GentleOptions]:
-    return GentleOptions
+def slime_register(add: Registration) -> None:
+    add.correction("gentle", "acme_correction.correction:Gentle")
+    add.options(GentleOptions)

@@ -1,50 +1,44 @@
-"""An endless data source: sums of two digits, each decided by its number, with exact resume."""
+"""An endless data source of sums of two digits that resumes exactly: the number of a group determines its sum."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from slime_core import Component, DataTraits, PromptGroup, RunView, Sample, hookimpl
+from slime_core import PromptGroup, Registration, RunView, Sample, hookimpl
 from slime_core.types import JsonValue
 
 
 @hookimpl
-def slime_register_data_sources() -> Iterator[Component]:
-    yield Component(
-        "endless_sums",
-        target=f"{__name__}:EndlessSums",
-        traits=DataTraits(reads_prompt_files=False),
-        summary="Sums of two digits without end",
-    )
+def slime_register(add: Registration) -> None:
+    add.data_source("endless_sums", EndlessSums)
 
 
 class EndlessSums:
-    """Group n is the same in every run of one seed."""
+    """Sums of two digits without end; group n is the same in every run of one seed."""
 
-    def __init__(self, options: None, run: RunView) -> None:
-        del options
+    def __init__(self, run: RunView) -> None:
         self._seed, self._count = run.seed, run.n_samples_per_prompt
         self._next = 0
         self._returned: list[int] = []
 
     def next_groups(self, n: int) -> list[PromptGroup]:
-        """Those that were put back, then new ones."""
+        """Return the groups that were put back, then new ones."""
         again, self._returned = self._returned[:n], self._returned[n:]
         fresh = range(self._next, self._next + n - len(again))
         self._next = fresh.stop
         return [self._group(number) for number in [*again, *fresh]]
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """They come first."""
+        """Take groups back; they come first."""
         self._returned += [group[0].group_index for group in groups if group[0].group_index is not None]
 
     def state(self) -> dict[str, JsonValue]:
-        """All that :meth:`restore` needs."""
+        """Return the next number, and those that were put back."""
         return {"next": self._next, "returned": list[JsonValue](self._returned)}
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
-        """Continue where :meth:`state` was taken."""
+        """Continue from a state."""
         place, returned = state["next"], state["returned"]
         assert isinstance(place, int)
         assert isinstance(returned, list)

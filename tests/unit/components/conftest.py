@@ -1,0 +1,3 @@
+from tests.plugin_files import site
+
+__all__ = ["site"]
