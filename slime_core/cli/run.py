@@ -44,6 +44,7 @@ from slime_core.errors import (
     UserError,
     table,
 )
+from slime_core.plugins.discovery import is_path
 from slime_core.plugins.manifest import MISSING, Manifest
 from slime_core.plugins.registration import Kind
 from slime_core.track.record import PRIVATE, RunRecord, numbered
@@ -74,7 +75,7 @@ def execute(resolved: Resolved, active: ActivePlugins) -> int:
         try:
             resolved = restarts.after(death, resolved, record.directory)
         except KeyboardInterrupt:  # in the pause
-            print(going_on(record.directory, total=restarts.total), file=sys.stderr, flush=True)
+            print(going_on(record.directory, resolved.config, total=restarts.total), file=sys.stderr, flush=True)
             raise
         record, death = _train(resolved, active, progress, restarts=True)
     seconds = time.monotonic() - started_s
@@ -137,7 +138,7 @@ def _train(
         record.release()
         return record, death
     except KeyboardInterrupt:
-        print(going_on(record.directory, total=config.rollout.num_rollout), file=sys.stderr, flush=True)
+        print(going_on(record.directory, config, total=config.rollout.num_rollout), file=sys.stderr, flush=True)
         raise
     return record, None
 
@@ -179,15 +180,22 @@ def _holds_something(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def going_on(folder: Path, *, total: int) -> str:
-    """Return what an interrupted run has saved, and the command that continues it."""
+def going_on(folder: Path, config: RunConfig, *, total: int) -> str:
+    """Return what an interrupted run has saved, and the command that continues it, with the code that it names."""
     found = newest(folder / "checkpoints")
     if found is None:
         return f"slime: nothing is saved; {folder} holds no checkpoint, so the next start begins at the first step."
     saved = f"slime: saved: {found.path} (step {found.state.step} of {total})."
     if found.state.step >= total:
         return f"{saved} All rollouts are trained; measure them with: slime eval {folder}"
-    return f"{saved} Continue with: slime run --load {shlex.quote(str(folder))}"
+    command = ["slime run --load", shlex.quote(str(folder))]
+    if any(map(is_path, config.run.plugins)):
+        command.append(f"--plugin {shlex.join(config.run.plugins)}")
+    for option, path in (code.split(" = ", 1) for code in config.of_plugins.code):
+        command.append(f"--{option.replace('_', '-')} {shlex.quote(path)}")
+    if config.model.trust_remote_code:
+        command.append("--trust-remote-code")
+    return f"{saved} Continue with: {' '.join(command)}"
 
 
 def open_record(config: RunConfig, resume: Checkpoint | None, *, restarts: bool = False) -> RunRecord:
