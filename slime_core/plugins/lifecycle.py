@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -167,25 +167,34 @@ class Hooks:
         def guard() -> AbstractContextManager[None]:
             return boundary(plugin, f"{hook} on {self._where}", locate=True, passes=(SlimeError,))
 
-        @wraps(function)
-        def call(*values: object) -> Any:
-            arguments = arguments_of(values)
-            has_no_state = hook == RESTORE and dict(zip(names, arguments, strict=True)).get("state", ...) is None
-            if has_no_state or self._counts[plugin.name, hook] >= MAX_FAILURES:
-                return None
+        def is_off() -> bool:
+            return self._counts[plugin.name, hook] >= MAX_FAILURES
+
+        @contextmanager
+        def watched() -> Iterator[None]:
             try:
                 with guard():
-                    return _result(plugin, hook, function(*arguments))
+                    yield
             except SlimeError as failure:
                 if not observes:
                     raise
                 self._record(plugin, hook, failure)
-                return None
+
+        @wraps(function)
+        def call(*values: object) -> Any:
+            arguments = arguments_of(values)
+            has_no_state = hook == RESTORE and dict(zip(names, arguments, strict=True)).get("state", ...) is None
+            if not (has_no_state or is_off()):
+                with watched():
+                    return _result(plugin, hook, function(*arguments))
+            return None
 
         @wraps(function)
         async def call_async(*values: object) -> Any:
-            with guard():
-                return _result(plugin, hook, await function(*arguments_of(values)))
+            if not is_off():
+                with watched():
+                    return _result(plugin, hook, await function(*arguments_of(values)))
+            return None
 
         @wraps(function)
         def call_wrapper(*values: object) -> Any:

@@ -265,6 +265,16 @@ async def test_an_async_failure_names_the_plugin(site: Site, body: str) -> None:
         await hooks.after_generate(Sample(), cast("Any", None))
 
 
+async def test_an_async_observer_fails_three_times_and_is_not_called_again(site: Site) -> None:
+    body = "seen.append(0); raise KeyError('x')"
+    hooks = hooks_of(site, hook("after_generate", body=body, mark="@hookimpl\n@observer", word="async def"))
+    sample = Sample(response="a")
+    for _ in range(5):
+        assert await hooks.after_generate(sample, cast("Any", None)) is sample
+    assert seen(hooks, "toy") == [0, 0, 0]
+    assert hooks.failures.take().counts == {"toy": 3}
+
+
 # --- Results that carry their plugin ----------------------------------------------------------------------------------
 
 
