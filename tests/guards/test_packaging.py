@@ -22,7 +22,9 @@ PLUGINS = {
     "slime-agents",
     "slime-compat",
     "slime-convert",
+    "slime-cpu",
     "slime-datasets",
+    "slime-demo",
     "slime-doctor",
     "slime-grpo",
     "slime-models",
@@ -33,6 +35,7 @@ PLUGINS = {
     "slime-searchr1",
     "slime-testing",
     "slime-trackers",
+    "slime-watch",
 }
 PROJECTS = {
     path.parent.name if path.parent != ROOT else CORE: path

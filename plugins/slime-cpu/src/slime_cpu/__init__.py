@@ -1,0 +1,1 @@
+"""Runs Megatron-core and SGLang without a GPU."""

@@ -1,0 +1,1 @@
+"""What slime-cpu adds to slime."""

@@ -1,0 +1,1 @@
+"""The model, the data and the defaults of the demo."""

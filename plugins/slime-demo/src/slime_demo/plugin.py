@@ -1,0 +1,1 @@
+"""What slime-demo adds to slime."""

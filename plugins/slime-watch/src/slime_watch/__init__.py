@@ -1,0 +1,1 @@
+"""Accounts for every prompt group and advises on what a run's numbers show."""

@@ -1,0 +1,1 @@
+"""What slime-watch adds to slime."""
