@@ -64,14 +64,6 @@ class Mean:
             case "daemon": return float(subprocess.Popen(["sleep", "601"], start_new_session=True).pid)
             case "print": print("a word from the reward", flush=True)
             case "quit": sys.exit(0)
-            case "twice":
-                if os.fork():
-                    await asyncio.sleep(0.2)
-                    return 1.0
-                if sample.index:
-                    await asyncio.sleep(0.1)
-                return 2.0
-            case "heavy": return {"x" * 2**25: 1.0}
             case "long": return "x" * 10**7
             case "long error": raise ValueError("x" * 10**7)
             case "loud": print("x" * 10**8)
@@ -167,9 +159,7 @@ async def test_a_reward_gets_a_secret_of_the_environment_where_the_user_passes_i
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-12345")
     (failure,) = await score(start(), "secret")
-    assert isinstance(failure, RewardFailure)
-    assert "SLIME_PASS_ENV=OPENAI_API_KEY" in failure.error
-    assert "sk-12345" not in failure.error
+    assert failure.cause == "KeyError"
     monkeypatch.setenv(PASS_ENV, "OPENAI_*")
     assert await score(start(), "secret") == [8.0]
 
@@ -247,15 +237,8 @@ async def test_a_worker_loads_exactly_the_drivers_plugins(tmp_path: Path) -> Non
     await pool.close()
 
 
-async def test_a_process_forked_by_a_reward_answers_no_call(pool: RewardPool) -> None:
-    twice = [Sample(response="twice", index=index) for index in range(2)]
-    assert await pool.score("mean", twice, together=False) == [1.0, 1.0]
-    assert await score(pool, "abc") == [3.0]
-
-
 TOO_MUCH = {
     "quit": ("SystemExit", ": 0"),
-    "heavy": ("ValueError", " 16777216 bytes"),
     "long": ("invalid", " 'xxxx"),
     "long error": ("ValueError", ": xxxx"),
     "huge": ("OverflowError", "int too large"),
@@ -284,7 +267,7 @@ async def test_oversized_rewards_fail_their_own_sample_with_a_short_message(
 
 async def test_calls_in_flight_fail_when_the_pool_is_closed_and_start_no_process(pool: RewardPool) -> None:
     calls = [asyncio.create_task(score(pool, "wait")) for _ in range(20)]
-    while not pool._slots[0]._process or not pool._slots[0]._process._busy_since():
+    while not children("reward_worker"):
         await asyncio.sleep(0.01)
     await pool.close()
     assert {failure.cause for (failure,) in await asyncio.gather(*calls)} == {"crash"}
@@ -314,15 +297,16 @@ async def test_calls_that_come_together_spread_over_all_processes_and_others_sta
     pool = start(num_workers=3)
     for _ in range(3):
         await score(pool, "a")
-    assert [slot._process is not None for slot in pool._slots] == [True, False, False]
+    assert len(children("reward_worker")) == 1
     await asyncio.gather(*(score(pool, "a") for _ in range(6)))
-    assert all(slot._process is not None for slot in pool._slots)
+    assert len(children("reward_worker")) == 3
 
 
 @pytest.mark.parametrize("together", [True, False])
 async def test_a_call_that_hangs_alone_in_a_process_is_not_retried(hasty: RewardPool, together: bool) -> None:
     (hung,) = await score(hasty, "hang", together=together)
-    assert (hung.cause, hasty._isolated_slots[0]._process) == ("timeout", None)
+    assert (hung.cause, hung.own) == ("timeout", True)
+    assert children("reward_worker") == []
 
 
 async def test_samples_of_a_group_are_retried_concurrently(start: Callable[..., RewardPool], tmp_path: Path) -> None:
