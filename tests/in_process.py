@@ -1,7 +1,8 @@
 """A plugin of pytest for ``make quick``: leaves out tests that start a process or load Megatron or SGLang.
 
-Nobody marks tests. A file is left out if it mentions what it would start; a test that tries to all the same, through
-the code that it calls, ends there as skipped. ``make test`` runs all of them.
+Nobody marks tests. A file is left out if it mentions what it would start, or a conformance suite, which runs its
+properties on many examples; a test that tries to start something through the code that it calls ends there as skipped.
+``make test`` runs all of them.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ STARTS = (
     "mbridge",
     "import sglang",
     "tests.fuzz",
+    "Suite",
 )
-"""Words of test files that start processes, load those packages, or try random input for long."""
+"""Words of test files that start processes, load those packages, or try many examples."""
 
 LOOKUPS = ("ldconfig", "gcc", "ld", "objdump", "lscpu", "uname", "file")
 """Programs by which libraries look up what the machine has, such as ``ctypes.util.find_library``; they take
