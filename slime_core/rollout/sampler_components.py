@@ -46,7 +46,7 @@ class SamplerSettings(ProcessSettings):
         rewards_log: receives what reward models print; None: nothing does.
         num_engines: servers of the router, for the number of requests in flight.
         engine_urls: of engines that get requests directly; empty: requests go to the router.
-        first_answer_s, masks_up_to: as in :class:`GenerateClient`.
+        masks_up_to: as in :class:`GenerateClient`.
         trains: False: the sampler only evaluates, so it needs neither prompts nor an advantage estimator.
     """
 
@@ -59,7 +59,6 @@ class SamplerSettings(ProcessSettings):
     num_engines: int = 1
     trains: bool = True
     engine_urls: tuple[str, ...] = ()
-    first_answer_s: float = 0.0
     masks_up_to: int = 0
 
 
@@ -75,7 +74,6 @@ class SamplerComponents:
         train_sampling: how training samples tokens, where a row says nothing else.
         client: sends requests to the engines.
         models: name -> URL of every auxiliary model that the run serves.
-        first_answer_s: as in the settings.
         prompt_filter: which training prompts the run uses; counts the others.
         formats: name -> format of prompt files, in addition to JSON Lines.
         writer: writes readable samples.
@@ -103,7 +101,6 @@ class SamplerComponents:
         self._processor = self._make_processor()
         self.client = self._make_client()
         self.models = settings.model_urls
-        self.first_answer_s = settings.first_answer_s
         self._context_length = config.engine.sglang_context_length or context_length(settings.folder)
         self.prompt_filter = RunFilter()
         self.formats = prompt_formats(registry, settings.options, settings.run)
@@ -267,7 +264,6 @@ class SamplerComponents:
             restart_s=start_limit_s(config.engine.engine_start_timeout_s, settings.folder)
             if config.restarts_engines
             else 0.0,
-            first_answer_s=settings.first_answer_s,
             masks_up_to=settings.masks_up_to,
         )
 
