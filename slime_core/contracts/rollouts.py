@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from slime_core.types import JsonValue, PromptGroup, Reward, RewardFailure, Sample
+from slime_core.types import JsonValue, Prompt, PromptGroup, Reward, RewardFailure, Sample
 
 if TYPE_CHECKING:
     from slime_core.contracts.run import RunView
@@ -116,9 +116,6 @@ class PromptFormat(Protocol):
             DataError: it cannot be read; names the file, and says what to do.
         """
         ...
-
-
-Prompt = str | list[dict[str, JsonValue]]
 
 
 class RewardModel(Protocol):

@@ -40,8 +40,7 @@ from slime_core.generation.sampling import (
     routes_of,
     until_stop,
 )
-from slime_core.prompts.rows import tools_of
-from slime_core.types import JsonValue, LogProbs, Mask, Sample, SpecInfo, Status, TokenIds
+from slime_core.types import JsonValue, LogProbs, Mask, Sample, SpecInfo, Status, TokenIds, tools_of
 
 if TYPE_CHECKING:
     from slime_core.generation.context import GenerateContext, ProcessedPrompt

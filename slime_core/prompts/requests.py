@@ -24,9 +24,7 @@ from slime_core.contracts import PromptFilter, PromptFormat, PromptRequest
 from slime_core.errors import DataError, RunError
 from slime_core.prompts.chat import PromptEncoder, PromptTokenizer
 from slime_core.prompts.numbered import BAD, TOO_LONG
-from slime_core.prompts.row_checks import GENERATE_FUNCTION
-from slime_core.prompts.rows import Prompt, tools_of
-from slime_core.types import JsonValue
+from slime_core.types import GENERATE_FUNCTION, JsonValue, Prompt, tools_of
 
 __all__ = ["BadRows", "PromptLengths", "RunFilter", "evaluation_request", "template_arguments", "training_request"]
 

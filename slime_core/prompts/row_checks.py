@@ -46,13 +46,10 @@ from slime_core.plugins.lifecycle import Hooks
 from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.rows import paths_of, shortened
-from slime_core.types import REWARD_KEY, JsonValue
+from slime_core.types import GENERATE_FUNCTION, REWARD_KEY, REWARD_MODEL, SAMPLING_PARAMS, JsonValue
 from slime_core.user_code.failures import boundary
 
 __all__ = [
-    "GENERATE_FUNCTION",
-    "REWARD_MODEL",
-    "SAMPLING_PARAMS",
     "Offered",
     "RowChecks",
     "RowRewards",
@@ -61,9 +58,6 @@ __all__ = [
     "own_sampling",
     "refuse_unknown",
 ]
-
-SAMPLING_PARAMS = "sampling_params"
-"""Key of a row's metadata."""
 
 RunSampling = Mapping[str, float]
 """``temperature``, ``top_p`` and ``top_k`` of a run that trains: the distribution that it samples from."""
@@ -149,10 +143,6 @@ def _refuse_another_distribution(given: Mapping[str, JsonValue], of_run: RunSamp
 def _refusal(where: str, text: str) -> DataError:
     return DataError(f"{where}: metadata {SAMPLING_PARAMS}: {text}.\nCorrect the row, or leave {SAMPLING_PARAMS} out.")
 
-
-GENERATE_FUNCTION = "generate_function"
-REWARD_MODEL = "rm_type"
-"""Keys of a row's metadata."""
 
 KINDS = {GENERATE_FUNCTION: Kind.GENERATE_FUNCTION, REWARD_MODEL: Kind.REWARD_MODEL}
 

@@ -28,10 +28,9 @@ from typing import Any, cast
 
 from slime_core.config.prompt_paths import JSON_LINES, PromptPath, format_of, unreadable
 from slime_core.contracts import PromptFormat, PromptRequest, PromptTable, RawRow
-from slime_core.contracts.rollouts import Prompt
 from slime_core.errors import DataError
 from slime_core.prompts.messages import messages_in
-from slime_core.types import JsonLabel, JsonValue
+from slime_core.types import TOOLS, JsonLabel, JsonValue, Prompt, tools_of
 from slime_core.untrusted import open_regular
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "JsonLines",
     "LineIndex",
     "LineTable",
-    "Prompt",
     "PromptRow",
     "Sizes",
     "content_of",
@@ -56,7 +54,6 @@ __all__ = [
     "rows_in_order",
     "shortened",
     "stamp_of",
-    "tools_of",
     "unreadable",
 ]
 
@@ -306,16 +303,6 @@ class PromptRow:
     def tools(self) -> list[JsonValue] | None:
         """See :func:`tools_of`."""
         return tools_of(self.metadata)
-
-
-TOOLS = "tools"
-"""Key of a sample's metadata, as in THUDM's slime."""
-
-
-def tools_of(metadata: Mapping[str, JsonValue]) -> list[JsonValue] | None:
-    """Return the tools for the chat template: the objects under ``tools``. None: there are none, or other values."""
-    tools = metadata.get(TOOLS)
-    return tools if isinstance(tools, list) and tools and all(isinstance(tool, dict) for tool in tools) else None
 
 
 def numbered_prompts(

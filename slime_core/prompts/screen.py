@@ -21,9 +21,9 @@ from slime_core.contracts import PromptRequest, RawRow
 from slime_core.errors import DataError
 from slime_core.prompts.chat import PromptTokenizer
 from slime_core.prompts.messages import form_of
-from slime_core.prompts.row_checks import GENERATE_FUNCTION, own_sampling
+from slime_core.prompts.row_checks import own_sampling
 from slime_core.prompts.rows import NOTHING, PromptRow, content_of, field_at, numbered_prompts, size_of
-from slime_core.types import JsonValue
+from slime_core.types import GENERATE_FUNCTION, JsonValue
 from slime_core.untrusted import read_object
 from slime_core.user_code.failures import boundary
 

@@ -25,7 +25,6 @@ from slime_core.generation.sampling import is_finished
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.numbered import TOO_LONG, Held, NumberedPrompts
 from slime_core.prompts.requests import PromptLengths, RunFilter, evaluation_request
-from slime_core.prompts.rows import tools_of
 from slime_core.rollout.components import require_metrics
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import GroupGenerator, eval_sampling
@@ -33,7 +32,7 @@ from slime_core.rollout.reward_scoring import part_metrics
 from slime_core.rollout.rollout_batch import describe_failures, mean_and_max, solved_generations
 from slime_core.rollout.sampler_components import SamplerComponents
 from slime_core.runtime.progress import Progress
-from slime_core.types import PromptGroup, Sample, Status
+from slime_core.types import PromptGroup, Sample, Status, tools_of
 
 
 @dataclass(slots=True)

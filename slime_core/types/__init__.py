@@ -17,12 +17,17 @@ generations, not rollouts. A *shard* (:class:`TrainBatch`) is the part of a roll
 
 from slime_core.types.rollout import GroupedRewards, Reward, RewardFailure, StepPlan, TrainBatch
 from slime_core.types.sample import (
+    GENERATE_FUNCTION,
     REWARD_KEY,
+    REWARD_MODEL,
     REWARD_TOLERANCE,
+    SAMPLING_PARAMS,
+    TOOLS,
     JsonLabel,
     JsonValue,
     LogProbs,
     Mask,
+    Prompt,
     PromptGroup,
     Sample,
     SampleRecord,
@@ -34,16 +39,22 @@ from slime_core.types.sample import (
     needs_label,
     needs_text_label,
     reaches,
+    tools_of,
 )
 
 __all__ = [
+    "GENERATE_FUNCTION",
     "REWARD_KEY",
+    "REWARD_MODEL",
     "REWARD_TOLERANCE",
+    "SAMPLING_PARAMS",
+    "TOOLS",
     "GroupedRewards",
     "JsonLabel",
     "JsonValue",
     "LogProbs",
     "Mask",
+    "Prompt",
     "PromptGroup",
     "Reward",
     "RewardFailure",
@@ -59,4 +70,5 @@ __all__ = [
     "needs_label",
     "needs_text_label",
     "reaches",
+    "tools_of",
 ]

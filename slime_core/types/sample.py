@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]  # noqa: UP007 - recursive
 """A value that JSON can hold. Reading JSON gives lists and dictionaries; any sequence or mapping may be given."""
 
+Prompt = str | list[dict[str, JsonValue]]
+"""A prompt: text, or chat messages with ``role`` and ``content``."""
+
 
 class Numbers(array):  # type: ignore[type-arg]
     """A flat array that reads, adds and compares like a list of numbers, with 1 to 4 bytes per entry."""
@@ -94,6 +97,15 @@ NUMBERS: dict[str, type[Numbers]] = {
 
 REWARD_KEY = "reward_key"
 """Key of a sample's metadata: which of several named rewards counts for it."""
+
+GENERATE_FUNCTION, REWARD_MODEL = "generate_function", "rm_type"
+"""Keys of a sample's metadata: the components that its row names."""
+
+SAMPLING_PARAMS = "sampling_params"
+"""Key of a sample's metadata: sampling parameters of its row."""
+
+TOOLS = "tools"
+"""Key of a sample's metadata: the tools for the chat template, as in THUDM's slime."""
 
 
 class Status(StrEnum):
@@ -181,7 +193,7 @@ class Sample:
     group_index: int | None = None
     index: int | None = None
     rollout_id: int | None = None
-    prompt: str | list[dict[str, JsonValue]] = ""
+    prompt: Prompt = ""
     tokens: list[int] | TokenIds = field(default_factory=TokenIds)
     response: str = ""
     response_length: int = 0
@@ -385,6 +397,12 @@ class SampleRecord:
 REWARD_TOLERANCE = 1e-9
 """Rewards that differ by less count as equal, in pass@k and wherever a group's rewards are compared; of rewards above 1
 relative to the largest. Sums of decimals differ by rounding: ``0.7 + 0.2 + 0.1`` is less than 1."""
+
+
+def tools_of(metadata: Mapping[str, JsonValue]) -> list[JsonValue] | None:
+    """Return the tools for the chat template: the objects under ``tools``; None if there are none, or other values."""
+    tools = metadata.get(TOOLS)
+    return tools if isinstance(tools, list) and tools and all(isinstance(tool, dict) for tool in tools) else None
 
 
 def equal_rewards(rewards: Iterable[float]) -> bool:

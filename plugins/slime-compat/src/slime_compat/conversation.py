@@ -13,8 +13,7 @@ from slime_core.errors import PluginError
 from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams, joined, keep
 from slime_core.generation.sampling import FINISHED, added
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.rows import Prompt
-from slime_core.types import LogProbs, Mask, Sample, SpecInfo, Status, TokenIds
+from slime_core.types import LogProbs, Mask, Prompt, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["Call", "Trajectory", "sampling_fields"]
 

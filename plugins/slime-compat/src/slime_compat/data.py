@@ -24,9 +24,8 @@ from slime_core import DataSource, RunView
 from slime_core.errors import PluginError
 from slime_core.generation import Encoder
 from slime_core.prompts.numbered import Held, NumberedPrompts, requested
-from slime_core.prompts.rows import Prompt
 from slime_core.provisional import PromptRequest
-from slime_core.types import PromptGroup, Sample
+from slime_core.types import Prompt, PromptGroup, Sample
 
 __all__ = [
     "BufferedDataSource",

@@ -21,8 +21,7 @@ from slime_compat.options import PathOptions
 from slime_compat.views import as_in_slime, originals, render, restore
 from slime_core.errors import EngineError, PluginError, RequestRefused
 from slime_core.generation import GenerateContext, Parents, SamplingParams
-from slime_core.prompts.rows import tools_of
-from slime_core.types import PromptGroup, Sample, Status
+from slime_core.types import PromptGroup, Sample, Status, tools_of
 
 __all__ = ["PathGenerate"]
 

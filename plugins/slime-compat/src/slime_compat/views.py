@@ -14,8 +14,7 @@ from typing import Any, cast
 
 from slime_core.generation import Encoder
 from slime_core.prompts.chat import PromptTokenizer
-from slime_core.prompts.rows import Prompt, tools_of
-from slime_core.types import JsonLabel, Sample
+from slime_core.types import JsonLabel, Prompt, Sample, tools_of
 
 __all__ = ["as_in_slime", "originals", "render", "restore"]
 

@@ -9,8 +9,7 @@ from typing import cast
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, SamplingParams, generate_group
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.rows import tools_of
-from slime_core.types import Mask, PromptGroup, Sample, Status
+from slime_core.types import Mask, PromptGroup, Sample, Status, tools_of
 from slime_datasets.masks import ASSISTANT, Conversation, conversations
 
 __all__ = ["FromMessages"]

@@ -14,10 +14,9 @@ from typing import Any
 
 from slime_core import RawRow, RunView
 from slime_core.errors import DataError
-from slime_core.prompts.row_checks import GENERATE_FUNCTION, SAMPLING_PARAMS
 from slime_core.prompts.rows import content_of, fields_of, is_chat
 from slime_core.provisional import PromptFilter, PromptRequest
-from slime_core.types import LogProbs, PromptGroup, Sample, SpecInfo, Status
+from slime_core.types import GENERATE_FUNCTION, SAMPLING_PARAMS, LogProbs, PromptGroup, Sample, SpecInfo, Status
 
 __all__ = ["GIVEN", "Fit", "read_trajectories"]
 
