@@ -42,8 +42,8 @@ from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.plugins.activation import activate
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.actor import ALLOCATIONS
-from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.rollout.components import SamplerSettings
+from slime_core.rollout.sampler import TrainSampler
 from slime_core.runtime.actors import uncollected
 
 RANKS = 8
@@ -104,7 +104,7 @@ class Job:
 async def collected(settings: SamplerSettings, registry: Registry) -> dict[str, float]:
     """Generate one rollout with a new sampler; return its seconds, bytes and connections."""
     with uncollected(allocations=ALLOCATIONS):  # as its actor does
-        sampler = Sampler(settings, registry)
+        sampler = TrainSampler(settings, registry)
     before, clear = psutil.Process().memory_info().rss, Path("/proc/self/clear_refs")
     clear.write_text("5")  # the peak of the resident set starts here
     clock, core = time.monotonic(), time.process_time()

@@ -29,8 +29,8 @@ from slime_core.contracts import Place
 from slime_core.loop import train
 from slime_core.plugins.activation import activate
 from slime_core.plugins.lifecycle import Hooks
-from slime_core.rollout.sampler import SampledRollout, Sampler, SamplerState
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.rollout.components import SamplerSettings
+from slime_core.rollout.sampler import SampledRollout, SamplerCheckpoint, TrainSampler
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.runtime.waiting import Termination
 from slime_core.track.record import RunRecord
@@ -58,7 +58,7 @@ class Shards:
 class Handle:
     """The sampler in an event loop of its own, as in its actor."""
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: TrainSampler) -> None:
         self._sampler, self._loop = sampler, asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
@@ -78,9 +78,9 @@ class Handle:
         """Tell the sampler, in its own thread."""
         self._run(self._later(self._sampler.published, version))
 
-    def state(self) -> SamplerState:
+    def state(self) -> SamplerCheckpoint:
         """Return the sampler's state for a checkpoint."""
-        state: SamplerState = self._run(self._later(self._sampler.state))
+        state: SamplerCheckpoint = self._run(self._later(self._sampler.state))
         return state
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ def step_time(generating: float, training: float, *, ahead: int) -> float:
     with tempfile.TemporaryDirectory() as folder, FakeEngine() as engine:
         engine.delay_s = generating * AT_ONCE / GROUPS
         prompts = ARITHMETIC / "data" / "train.jsonl"
-        sampler = Handle(Sampler(SamplerSettings(config, ARITHMETIC / "model", prompts, engine.url), registry))
+        sampler = Handle(TrainSampler(SamplerSettings(config, ARITHMETIC / "model", prompts, engine.url), registry))
         control = EngineControl([engine.url])
         with Track(RunRecord(Path(folder) / "run"), tensorboard=False) as track:
             train(

@@ -41,9 +41,9 @@ from slime_core.config.sampling import DataConfig, RolloutConfig
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.plugins.activation import activate
 from slime_core.rollout.actor import ALLOCATIONS
+from slime_core.rollout.components import SamplerSettings
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterClient, RouterSettings, SGLangServer, Worker
-from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.rollout.sampler import TrainSampler
 from slime_core.runtime.actors import uncollected
 from slime_core.runtime.machine import cpu_threads
 from slime_core.types import TrainBatch
@@ -158,7 +158,7 @@ async def alternate(job: Job, router: str, server: str, folder: Path, *, rounds:
     data.write_text("".join(fixed_lengths(job.data, (rounds + 1) * job.prompts)), encoding="utf-8")
     settings = SamplerSettings(job.config(), job.model, data, router, samples_folder=folder / "samples")
     with uncollected(allocations=ALLOCATIONS):  # as its actor does
-        sampler = Sampler(settings, active.registry, manifest=active.manifest)
+        sampler = TrainSampler(settings, active.registry, manifest=active.manifest)
     found: list[tuple[Side, Side]] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         for number in range(rounds + 1):
@@ -183,7 +183,7 @@ def fixed_lengths(file: Path, count: int) -> Iterator[str]:
             yield json.dumps(row | {"metadata": metadata}) + "\n"
 
 
-async def sampled(sampler: Sampler, number: int) -> tuple[Side, Sequence[TrainBatch]]:
+async def sampled(sampler: TrainSampler, number: int) -> tuple[Side, Sequence[TrainBatch]]:
     """Generate one rollout with the sampler, until its shards can be sent."""
     sampler.published(number)
     before, clock = cpu_seconds(), time.perf_counter()

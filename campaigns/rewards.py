@@ -26,8 +26,8 @@ from slime_core.config.learning import AlgorithmConfig
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.plugins.activation import activate
-from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.rollout.components import SamplerSettings
+from slime_core.rollout.sampler import TrainSampler
 from slime_testing.fake_engine import FakeEngine
 
 PLUGIN = Path(__file__).parent / "misbehaving_reward.py"
@@ -77,14 +77,14 @@ async def sampled(folder: Path, rollouts: int) -> Rows:
             samples_folder=folder / "samples",
             rewards_log=folder / "rewards.log",
         )
-        sampler = Sampler(start, active.registry, manifest=active.manifest)
+        sampler = TrainSampler(start, active.registry, manifest=active.manifest)
         try:
             return [await timed(sampler, rollout) for rollout in range(rollouts)]
         finally:
             await sampler.close()
 
 
-async def timed(sampler: Sampler, rollout: int) -> dict[str, Any]:
+async def timed(sampler: TrainSampler, rollout: int) -> dict[str, Any]:
     """The metrics of one rollout, and the seconds that it took."""
     started_s = time.monotonic()
     found = await sampler.sample(rollout)

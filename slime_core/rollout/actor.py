@@ -1,8 +1,8 @@
 """The sampler as a Ray actor, and the handles through which the driver calls it. Tokens never pass through the driver.
 
     SamplerHandle          the sampler of the run
-    ConcurrentEvalSampler  the same with evaluations that run while the learner trains, one at a time: a separate
-                           sampler uses separate engines, or those of the policy
+    ConcurrentEvalSampler  also evaluates while the learner trains, one evaluation at a time, with a separate sampler
+                           that uses separate engines or those of the policy
 
 The rule of concurrent evaluations: the weights that an evaluation measures do not change until it has ended. Engines
 that only evaluate get the learner's weights when an evaluation starts. The policy's engines get new weights, or release
@@ -23,8 +23,8 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import send_key_to
 from slime_core.plugins.lifecycle import PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.rollout.sampler import EvalSampler, Sampler, SamplerState
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.rollout.components import SamplerSettings
+from slime_core.rollout.sampler import EvalSampler, SamplerCheckpoint, TrainSampler
 from slime_core.runtime.actors import Actor, Call, Ref, Watched, control, show_tasks, uncollected
 from slime_core.runtime.progress import Progress
 from slime_core.runtime.waiting import Wait, has_ended
@@ -47,17 +47,16 @@ class SampledShards:
 
 
 class SamplerActor(Watched):
-    """Runs a :class:`~slime_core.rollout.sampler.Sampler`, or what only evaluates, with exactly the driver's plugins;
-    shards go into the object store, references come back."""
+    """Runs a sampler with exactly the driver's plugins; shards go into the object store, references come back."""
 
-    _sampler: Sampler | EvalSampler  # once setup() has returned
-    _train_sampler: Sampler  # the same, of a process whose rollouts are trained
+    _sampler: TrainSampler | EvalSampler  # once setup() has returned
+    _train_sampler: TrainSampler  # the same object, if it trains
 
     def __init__(self, manifest: Manifest) -> None:
-        # Before setup(), because its argument holds options, which are objects of the plugins' classes.
+        # Before setup(): its argument holds options, whose classes plugins define.
         self._manifest = manifest
         self._registry = attach(manifest)
-        self._before: SamplerState | None = None  # the state before the last rollout
+        self._before: SamplerCheckpoint | None = None  # the state before the last rollout
         self._progress: Callable[[], Progress | None] = lambda: None
 
     async def setup(self, settings: SamplerSettings) -> None:
@@ -67,7 +66,7 @@ class SamplerActor(Watched):
         send_key_to(settings.router_url, *settings.engine_urls, *settings.model_urls.values())
         with uncollected(allocations=ALLOCATIONS):
             if settings.trains:
-                self._sampler = self._train_sampler = Sampler(settings, self._registry, manifest=self._manifest)
+                self._sampler = self._train_sampler = TrainSampler(settings, self._registry, manifest=self._manifest)
             else:
                 self._sampler = EvalSampler(settings, self._registry, manifest=self._manifest)
         self._progress = self._sampler.progress
@@ -76,14 +75,14 @@ class SamplerActor(Watched):
         """Collect and pack one rollout."""
         self._before = None if self._keeps_groups else self._train_sampler.state()
         sampled = await self._train_sampler.sample(rollout)
-        # Wrapped in a list, a reference is passed on as it is; bare, Ray would fetch the shard into the driver.
+        # In a list, because Ray would fetch the shard of a bare reference into the driver.
         refs = [ray.put(shard) for shard in sampled.shards]
         failures = self._train_sampler.hooks.failures.take()
         return SampledShards(refs, sampled.metrics, sampled.warnings, failures)
 
     @control
     def progress(self) -> Progress | None:
-        """How far the rollout or the evaluation is that runs now."""
+        """Return the progress of the rollout or the evaluation that runs."""
         return self._progress()
 
     async def evaluate(self, step: int) -> dict[str, float]:
@@ -91,24 +90,24 @@ class SamplerActor(Watched):
         return await self._sampler.evaluate(step)
 
     async def published(self, version: int) -> None:
-        """The engines serve ``version``."""
+        """Note that the engines serve ``version``."""
         self._train_sampler.published(version)
 
-    async def state(self, *, without_last: bool) -> SamplerState:
-        """The sampler's part of a checkpoint, in one call, so that its parts are of one moment.
+    async def state(self, *, without_last: bool) -> SamplerCheckpoint:
+        """Return the sampler's part of a checkpoint, in one call, so that its parts are of one moment.
 
         Arguments:
-            without_last: as it was before the last rollout, which is not trained; it may not even be complete.
+            without_last: return the state before the last rollout, which is not trained and may be incomplete.
         """
         return self._before if without_last and self._before is not None else self._train_sampler.state()
 
     async def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
-        """Continue the data where ``cursor`` was taken, and the plugins with their states."""
+        """Continue the data from ``cursor``, and the plugins from their states."""
         self._train_sampler.restore(cursor)
         self._train_sampler.hooks.restore(states)
 
     async def close(self) -> None:
-        """End what is in flight, and close connections."""
+        """Cancel groups in flight, and close connections."""
         await self._sampler.close()
 
 
@@ -118,9 +117,9 @@ class SamplerHandle:
     Arguments:
         actor: runs the sampler.
         wait: waits for calls under the run's limits.
-        warn: receives what a person should read, such as samples that were lost.
-        failures: receives what watching plugins got wrong in the sampler.
-        take_metrics: metrics of the driver to add to those of a rollout, such as restarts of engines.
+        warn: receives warnings for people, such as samples that were lost.
+        failures: receives the failures of observing plugins in the sampler.
+        take_metrics: returns metrics of the driver to add to those of a rollout, such as restarts of engines.
     """
 
     def __init__(
@@ -162,19 +161,19 @@ class SamplerHandle:
         return self._wait([call], what=f"the evaluation after {step} steps")[0]
 
     def before_publish(self) -> None:
-        """Nothing to wait for: an evaluation has ended when :meth:`evaluate` returns."""
+        """Do nothing: an evaluation has ended when :meth:`evaluate` returns."""
 
     def published(self, version: int) -> None:
-        """The engines serve ``version``; groups ahead of training may be admitted."""
+        """Note that the engines serve ``version``; groups ahead of training may be admitted."""
         self._wait([self._actor.start(SamplerActor.published, version)], what="the sampler to continue")
 
-    def state(self) -> SamplerState:
-        """The data cursor, and the states of the sampler's plugins; those before a rollout that was interrupted."""
+    def state(self) -> SamplerCheckpoint:
+        """Return the data cursor and the states of the sampler's plugins, before a rollout that was interrupted."""
         call = self._actor.start(SamplerActor.state, without_last=self._is_interrupted)
         return self._wait([call], what="the state of the sampler")[0]
 
     def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
-        """Continue the data where ``cursor`` was taken, and the plugins with their states."""
+        """Continue the data from ``cursor``, and the plugins from their states."""
         self._wait([self._actor.start(SamplerActor.restore, cursor, states)], what="the data cursor")
 
     def close(self) -> None:
@@ -183,8 +182,8 @@ class SamplerHandle:
 
 
 @dataclass(frozen=True, slots=True)
-class _UnderWay:
-    """An evaluation in flight: the training steps before it, the version of its weights, and its call."""
+class _InFlight:
+    """An evaluation: the training steps before it, the version of its weights, and its call."""
 
     step: int
     version: int
@@ -192,20 +191,20 @@ class _UnderWay:
 
 
 class ConcurrentEvalSampler:
-    """A :class:`~slime_core.rollout.actor.SamplerHandle` whose evaluations run while the learner trains, one at a time;
-    used by the driver's thread alone.
+    """A :class:`SamplerHandle` whose evaluations run while the learner trains, one at a time. Only the driver's thread
+    uses it.
 
     Arguments:
         sampler: of the training prompts.
-        actor: runs a :class:`~slime_core.rollout.actor.SamplerActor` that only evaluates.
-        config: says whether the policy's engines serve the evaluations (``eval_interleaved``), so that a publication
-            waits for them; where these engines release their devices after each rollout, evaluations end before that.
+        actor: runs a sampler that only evaluates.
+        config: if the policy's engines serve the evaluations (``eval_interleaved``), a publication waits for them, and
+            so does the end of a rollout after which these engines release their devices.
         report: called with the number of steps before the evaluation, and its ``eval/...`` metrics.
         wait: waits for calls under the run's watch.
-        monitors: calls whose failure ends any wait; the one that is under way is among them, so that an evaluation that
-            fails ends the run at once.
-        publish: hands the learner's weights to engines that only evaluate, as the version that it is called with; None:
-            evaluations measure what the policy's engines serve.
+        monitors: calls whose failure ends any wait; includes the evaluation in flight, so that its failure ends the
+            run at once.
+        publish: sends the learner's weights to engines that only evaluate, as the version in its argument; None:
+            evaluations measure the weights that the policy's engines serve.
     """
 
     def __init__(
@@ -228,11 +227,11 @@ class ConcurrentEvalSampler:
         self._monitors = monitors
         self._publish = publish
         self._served = 0  # version of the policy's engines
-        self._in_flight: _UnderWay | None = None
+        self._in_flight: _InFlight | None = None
         self._waited_s = 0.0
 
     def sample(self, rollout: int) -> SampledShards:
-        """The next rollout; ``perf/eval_waited_time``: seconds that the run waited for evaluations since the last."""
+        """Return the next rollout; ``perf/eval_waited_time`` has the seconds that the run waited for evaluations."""
         self._report_finished()
         sampled = self._sampler.sample(rollout)
         self._report_finished(waits=self._shares_devices)
@@ -250,19 +249,19 @@ class ConcurrentEvalSampler:
             self._publish(step)
         call = self._actor.start(SamplerActor.evaluate, step)
         self._monitors.append(call)
-        self._in_flight = _UnderWay(step, self._served if self._publish is None else step, call)
+        self._in_flight = _InFlight(step, self._served if self._publish is None else step, call)
 
     def before_publish(self) -> None:
         """Wait for an evaluation on the policy's engines, which are about to get new weights."""
         self._report_finished(waits=self._on_policy_engines)
 
     def published(self, version: int) -> None:
-        """See :class:`~slime_core.rollout.actor.SamplerHandle`."""
+        """As :meth:`SamplerHandle.published`."""
         self._served = version
         self._sampler.published(version)
 
-    def state(self) -> SamplerState:
-        """The sampler's part of a checkpoint; an evaluation in flight ends first and is reported."""
+    def state(self) -> SamplerCheckpoint:
+        """Return the sampler's part of a checkpoint, after the evaluation in flight has ended and is reported."""
         self._finish()
         return self._sampler.state()
 
@@ -273,43 +272,43 @@ class ConcurrentEvalSampler:
         self._sampler.close()
 
     def _report_finished(self, *, waits: bool = False) -> None:
-        """Report the evaluation in flight if it has ended, or once it has."""
+        """Report the evaluation in flight if it has ended; with ``waits``, wait for its end."""
         if self._in_flight is not None and (waits or has_ended(self._in_flight.call)):
             self._finish()
 
     def _finish(self) -> None:
-        """Wait for the evaluation in flight, if there is one, and report its scores.
+        """Wait for the evaluation in flight, if any, and report its scores.
 
         Raises:
             SlimeError: the evaluation failed.
         """
-        one = self._in_flight
-        if one is None:
+        evaluation = self._in_flight
+        if evaluation is None:
             return
         started_s = time.monotonic()
-        (scores,) = self._wait([one.call], what=f"the evaluation after {one.step} steps")
+        (scores,) = self._wait([evaluation.call], what=f"the evaluation after {evaluation.step} steps")
         self._waited_s += time.monotonic() - started_s
-        self._monitors.remove(one.call)
+        self._monitors.remove(evaluation.call)
         self._in_flight = None
-        self._report(one.step, {**scores, "eval/weight_version": float(one.version)})
+        self._report(evaluation.step, {**scores, "eval/weight_version": float(evaluation.version)})
 
 
 AnySampler = SamplerHandle | ConcurrentEvalSampler
 
 
 def eval_sampler_settings(settings: SamplerSettings, *, url: str, num_engines: int) -> SamplerSettings:
-    """The settings of the sampler of evaluations.
+    """Return the settings of the sampler of evaluations.
 
     Arguments:
-        settings: of a sampler that does not train, and asks the policy's engines.
-        url: where engines that only evaluate answer; empty: there are none.
-        num_engines: how many.
+        settings: of a sampler that does not train and uses the policy's engines.
+        url: of the engines that only evaluate; empty: there are none.
+        num_engines: number of these engines.
     """
     log = settings.rewards_log
     settings = replace(settings, rewards_log=None if log is None else log.with_stem(f"{log.stem}-eval"))
     if not url:
         return settings
-    # Only what is trained has its routes replayed, and engines that only evaluate do not return them.
+    # Engines that only evaluate do not return routes.
     learner = settings.config.learner.model_copy(update={"use_rollout_routing_replay": False})
     config = settings.config.model_copy(update={"learner": learner})
     return replace(settings, config=config, router_url=url, num_engines=num_engines, engine_urls=())

@@ -1,363 +1,308 @@
-"""The components that a sampler calls: made by name, chosen by row, called so that errors name their plugin.
-
-component_boundary   turns the exceptions of a component into ``PluginError``
-require_samples      checks what a generate function returned
-require_metrics      checks metrics that a plugin returned
-CheckedDataSource    checks what a data source returns
-ComponentRouter      the generate function or reward model that a row names, else the run's
-Transform            one sample transform, called and checked
-Transforms           all of them, in order
-estimate_advantages  calls the advantage estimator, and checks what it returns
-"""
+"""The settings of a sampler, and the tokenizer, client and components that are constructed from them once."""
 
 from __future__ import annotations
 
-import copy
-import math
-import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager
+import os
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from typing import Any, cast
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from slime_core.config.sampling import reward_names
-from slime_core.config.secrets import refused_key
-from slime_core.contracts import DataSource, GroupedRewards, Transformed
-from slime_core.errors import PluginError, RunError, SlimeError
-from slime_core.plugins.discovery import CORE, Plugin
+from slime_core.components.construction import ProcessSettings, construct, prompt_formats
+from slime_core.config.model_config import context_length, routes_shape
+from slime_core.config.schema import EvalSet
+from slime_core.generation import GenerateContext, SamplingParams
+from slime_core.plugins.lifecycle import Hooks
+from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
-from slime_core.prompts.row_checks import Offered, refuse_unknown
-from slime_core.types import GENERATE_FUNCTION, REWARD_MODEL, PromptGroup, Sample
-from slime_core.user_code.failures import boundary
+from slime_core.prompts.chat import InputProcessor, PromptEncoder, has_processor
+from slime_core.prompts.requests import PromptLengths, RunFilter, template_arguments, training_request
+from slime_core.prompts.row_checks import RowChecks, offered_to_rows
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.engine import start_limit_s
+from slime_core.rollout.group_generator import GroupGenerator, apply_row_sampling, train_sampling
+from slime_core.rollout.reward_pool import RewardPool
+from slime_core.rollout.reward_scoring import make_scorer
+from slime_core.rollout.reward_worker import RewardPoolSettings
+from slime_core.rollout.routing import ComponentRouter, RoutedComponent
+from slime_core.rollout.transforms import Transform, Transforms
+from slime_core.track.record import SampleWriter
+from slime_core.types import Sample
 
-
-def component_boundary(plugin: Plugin, action: str) -> AbstractContextManager[None]:
-    """Turns exceptions of the block into a ``PluginError`` that names ``plugin``, file and line; slime's own errors
-    pass."""
-    return boundary(plugin, action, locate=True, passes=(SlimeError,), next_step=refused_key)
-
-
-def require_samples(generator: RoutedComponent, returned: Any) -> list[Sample]:
-    """Return the samples that ``generator`` returned, as a list.
-
-    Raises:
-        PluginError: ``returned`` is neither a sample nor a non-empty list of samples; a generator that takes groups
-            must return a list.
-    """
-    several = isinstance(returned, list | tuple)
-    found = list(returned) if several else [returned]
-    wrong = [one for one in found if not isinstance(one, Sample)]
-    if wrong or not found or (generator.takes_groups and not several):
-        shown = f"a {type(returned).__name__}" + (f" with a {type(wrong[0]).__name__}" if several and wrong else "")
-        accepted = "a list of at least one Sample" if generator.takes_groups else "a Sample, or a list of at least one"
-        raise PluginError(
-            f"{generator.plugin}: generate function {generator.name!r} returned {shown if found else 'an empty list'}; "
-            f"accepted: {accepted}: those that it was handed, finished.\nCorrect {generator.plugin.distribution}."
-        )
-    return found
-
-
-def require_metrics(returned: Any, *, who: str) -> dict[str, float]:
-    """Return the metrics that ``who`` returned, by name.
-
-    Raises:
-        PluginError: it is not a mapping of names to numbers.
-    """
-    try:
-        return {str(name): float(value) for name, value in returned.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise PluginError(f"{who} returned {returned!r:.80}; accepted: a dict of metrics, name -> number.") from None
-
-
-class CheckedDataSource:
-    """A data source that a plugin offers.
-
-    Every method raises ``PluginError`` where the plugin's raises anything but an error of slime's.
-
-    Arguments:
-        name, plugin: the component and whose it is, for messages.
-        source: what its target made.
-    """
-
-    def __init__(self, source: DataSource, *, name: str, plugin: Plugin) -> None:
-        self._source = source
-        self._name = name
-        self._plugin = plugin
-
-    def next_groups(self, n: int) -> list[PromptGroup]:
-        """The next ``n`` groups; a ``PluginError`` too where it returned something else."""
-        with self._guarded("next_groups"):
-            found: Any = self._source.next_groups(n)
-        groups = list(found) if isinstance(found, list | tuple) else []
-        if len(groups) != n or not all(map(_is_group, groups)):
-            shown = f"{len(groups)} entries" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
-            raise PluginError(
-                f"{self._plugin}: data source {self._name!r}: next_groups({n}) returned {shown}; accepted: a list of "
-                f"{n} groups, each a list of at least one Sample.\nCorrect {self._plugin.distribution}."
-            )
-        return groups
-
-    def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """Hand groups back."""
-        with self._guarded("put_back"):
-            self._source.put_back(groups)
-
-    def state(self) -> dict[str, Any]:
-        """The position of the data source, for a checkpoint."""
-        with self._guarded("state"):
-            return self._source.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from where ``state()`` was taken."""
-        with self._guarded("restore"):
-            self._source.restore(state)
-
-    def __len__(self) -> int:
-        """Prompts of one pass, for functions by path; a ``PluginError`` where the source is endless."""
-        with self._guarded("__len__"):
-            return len(cast(Sized, self._source))
-
-    def _guarded(self, method: str) -> AbstractContextManager[None]:
-        return component_boundary(self._plugin, f"data source {self._name!r}: {method}")
-
-
-def _is_group(found: Any) -> bool:
-    return isinstance(found, list) and bool(found) and all(isinstance(one, Sample) for one in found)
+MIN_WORKERS, MAX_WORKERS = 2, 16
+"""Two, so that one can hang; more than 16 cost memory and help only rewards that compute for long."""
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedComponent:
-    """One component, made; ``takes_groups`` where it wants all samples of a prompt at once; ``plugin``: whose it is;
-    ``resumes``: a generate function that resumes aborted samples."""
-
-    name: str
-    component: Any
-    takes_groups: bool = False
-    plugin: Plugin = CORE
-    resumes: bool = False
-
-
-class ComponentRouter:
-    """All components of one kind that rows of the run name, each made once, when it is first needed.
+class SamplerSettings(ProcessSettings):
+    """The settings of a sampler.
 
     Arguments:
-        kind: of the components.
-        default: the run's; made at once.
-        registry: says how each wants to be called.
-        offered: what rows may name.
-        make: a component by its name, made with its plugin's options.
+        prompt_data: the training prompts.
+        router_url: receives generation requests.
+        num_ranks: data-parallel ranks of the learner.
+        samples_folder: receives readable samples; None: no samples are written.
+        bad_rows: receives the mistakes of rows that are left out of the prompts; None: they are not written.
+        rewards_log: receives the output of reward models; None: it is discarded.
+        num_engines: servers of the router, for the number of requests in flight.
+        engine_urls: of engines that get requests directly; empty: requests go to the router.
+        masks_up_to: as in :class:`GenerateClient`.
+        trains: False: the sampler only evaluates, so it needs neither prompts nor an advantage estimator.
+    """
+
+    prompt_data: Path
+    router_url: str
+    num_ranks: int = 1
+    samples_folder: Path | None = None
+    rewards_log: Path | None = None
+    bad_rows: Path | None = None
+    num_engines: int = 1
+    trains: bool = True
+    engine_urls: tuple[str, ...] = ()
+    masks_up_to: int = 0
+
+
+class SamplerComponents:
+    """The components with which a sampler generates, rewards and evaluates, each constructed with its plugin's options.
+
+    Arguments:
+        hooks: of plugins, called after generation and for evaluations.
+        manifest: of the plugins in ``registry``, for reward models in separate processes; None: they run in this one.
+        encoder: prompts to ids, ids to text; see :func:`make_encoder`.
+
+    Attributes:
+        train_sampling: sampling parameters of training, unless a row overrides them.
+        client: sends requests to the engines.
+        models: name -> URL of every auxiliary model that the run serves.
+        prompt_filter: selects the training prompts of the run and counts the others.
+        formats: name -> format of prompt files, in addition to JSON Lines.
+        writer: writes readable samples.
+
+    Raises:
+        PluginError: a component cannot be loaded.
     """
 
     def __init__(
-        self, kind: Kind, *, default: str, registry: Registry, offered: Offered, make: Callable[[str], Any]
+        self,
+        settings: SamplerSettings,
+        registry: Registry,
+        *,
+        hooks: Hooks,
+        encoder: PromptEncoder,
+        manifest: Manifest | None = None,
     ) -> None:
-        self._kind = kind
-        self._key = REWARD_MODEL if kind is Kind.REWARD_MODEL else GENERATE_FUNCTION  # in the metadata of a row
-        self._default = default
+        config = settings.config
+        self._settings = settings
+        self._config = config
         self._registry = registry
-        self._offered = offered
-        self._make = make
-        self._made: dict[str, RoutedComponent] = {}
-        self._get(default)
+        self.hooks = hooks
+        self.encoder = encoder
+        self.train_sampling = train_sampling(config, end_ids=self.encoder.end_ids)
+        self._processor = self._make_processor()
+        self.client = self._make_client()
+        self.models = settings.model_urls
+        self._context_length = config.engine.sglang_context_length or context_length(settings.folder)
+        self.prompt_filter = RunFilter()
+        self.formats = prompt_formats(registry, settings.options, settings.run)
+        self._reward_pool = make_pool(manifest, settings)
+        self._make_reward_model = cache(partial(self.make, Kind.REWARD_MODEL))  # once, although several sums name it
+        self._router = cache(self._make_router)
+        self.writer = SampleWriter(settings.samples_folder, num_with_tokens=config.run.num_token_samples)
+        self._warned: set[str] = set()
+        self._warnings: list[str] = []
 
-    def of(self, sample: Sample) -> RoutedComponent:
-        """The component for ``sample``.
+    def make(self, kind: Kind, name: str) -> Any:
+        """Construct a component; raises as :func:`~slime_core.components.construction.construct` does."""
+        return construct(self._registry, kind, name, self._settings.options, self._settings.run)
+
+    def make_generator(self, eval_set: EvalSet | None = None) -> GroupGenerator:
+        """Return the group generator of an evaluation set, or of the run."""
+        settings = self._config.rollout
+        if eval_set is not None:
+            names = ("generate_function", "rm_type", "reward_key")
+            settings = settings.model_copy(update={name: getattr(eval_set, name) for name in names})
+        return GroupGenerator(
+            self._router(Kind.GENERATE_FUNCTION, settings.generate_function),
+            self._router(Kind.REWARD_MODEL, settings.rm_type),
+            rollout=settings,
+            hooks=self.hooks,
+        )
+
+    def make_transforms(self) -> Transforms:
+        """Return the sample transforms of the run, in order."""
+        kind, key = Kind.SAMPLE_TRANSFORM, self._settings.run.reward_key
+        return Transforms(
+            [
+                Transform(
+                    name,
+                    self._registry.owner(kind, name),
+                    self.make(kind, name),
+                    sees_rollout=self._registry.traits(kind, name).scope == "rollout",
+                    reward_key=key,
+                )
+                for name in self._config.rollout.sample_transforms
+            ]
+        )
+
+    def make_estimator(self) -> RoutedComponent | None:
+        """Return the run's advantage estimator, or None if its scope is ``token``: the learner's ranks load it."""
+        kind, name = Kind.ADVANTAGE_ESTIMATOR, str(self._config.algorithm.advantage_estimator)
+        if self._registry.traits(kind, name).scope != "sample":
+            return None
+        return self.make_routed(kind, name)
+
+    def make_prompts(self) -> RoutedComponent:
+        """Return the data source of the training prompts."""
+        settings, data = self._settings, self._config.data
+        name = data.data_source
+        self.prompt_filter = RunFilter(
+            self.row_checks(),
+            longest=data.rollout_max_prompt_len,
+            lengths=PromptLengths(self.encoder, num_workers=data.num_data_workers),
+            bad_rows=settings.bad_rows,
+            encoder=self.renders(self._config.rollout.generate_function, self.encoder),
+        )
+        request = training_request(
+            self._config, settings.prompt_data, self.prompt_filter, self.formats, vocab_size=self.encoder.vocab_size
+        )
+        run = replace(settings.run, prompts=request)
+        source = construct(self._registry, Kind.DATA_SOURCE, name, settings.options, run)
+        return RoutedComponent(name, source, plugin=self._registry.owner(Kind.DATA_SOURCE, name))
+
+    def make_routed(self, kind: Kind, name: str) -> RoutedComponent:
+        """Return a component with its plugin."""
+        return RoutedComponent(name, self.make(kind, name), plugin=self._registry.owner(kind, name))
+
+    def row_checks(self, eval_set: EvalSet | None = None) -> RowChecks:
+        """Return the checks of the rows of an evaluation set, or of the training prompts."""
+        return RowChecks.of(self._config, self._registry, evaluates=eval_set, options=self._settings.options)
+
+    def renders(self, generate_function: str, encoder: PromptEncoder) -> PromptEncoder | None:
+        """Return ``encoder`` if the generate function renders prompts unchanged, or None if it changes them."""
+        traits = self._registry.traits(Kind.GENERATE_FUNCTION, generate_function)
+        return encoder if traits.sends_prompts_whole else None
+
+    def encoder_for(self, templated: bool) -> PromptEncoder:
+        """Return the encoder of prompts that are rendered with the chat template, or without it."""
+        is_same = templated == self._config.data.apply_chat_template
+        return self.encoder if is_same else make_encoder(self._settings, templated=templated)
+
+    def context(self, number: int, *, evaluation: bool) -> GenerateContext:
+        """Return the context of generate functions.
+
+        Arguments:
+            number: of the rollout; for an evaluation, of the training steps before it.
+        """
+        return GenerateContext(
+            self.client,
+            self.encoder,
+            evaluation,
+            number,
+            masks_resumed=self._config.rollout.mask_offpolicy_in_partial_rollout,
+            models=self.models,
+            processor=self._processor,
+            context_length=self._context_length,
+            warn=self._warn,
+        )
+
+    def take_warnings(self) -> list[str]:
+        """Return the warnings of generate functions since the last call; each text only once in a run."""
+        warnings, self._warnings = self._warnings, []
+        return warnings
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warnings.append(text)
+
+    def generation(self, rollout: int, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
+        """Return the arguments of a generate function in training, for ``sample`` and its group.
 
         Raises:
-            DataError: its row names a component that no active plugin offers.
-            PluginError: the component cannot be imported.
+            DataError: the sample's row requests sampling that does not exist or cannot be trained on.
         """
-        return self._get(self._named_by_row(sample) or self._default)
+        return apply_row_sampling(sample, self.context(rollout, evaluation=False), self.train_sampling)
 
-    def _named_by_row(self, sample: Sample) -> str | None:
-        """``Sample.generate_function_path``, slime's name for it, takes precedence over the metadata."""
-        if self._key not in self._offered:
+    async def close(self) -> None:
+        """Close connections; stop processes."""
+        await self.client.close()
+        if self._processor is not None:
+            self._processor.close()
+        if self._reward_pool is not None:
+            await self._reward_pool.close()
+
+    def _make_router(self, kind: Kind, default: str) -> ComponentRouter:
+        make = partial(self.make, kind)
+        if kind is Kind.REWARD_MODEL:
+            make = partial(make_scorer, registry=self._registry, make=self._make_reward_model, pool=self._reward_pool)
+        return ComponentRouter(
+            kind,
+            default=default,
+            registry=self._registry,
+            offered=offered_to_rows(self._config, self._registry, self._settings.options),
+            make=make,
+        )
+
+    def _make_processor(self) -> InputProcessor | None:
+        has_images = self._settings.trains and self._config.data.multimodal_keys is not None
+        if not has_images or not has_processor(self._settings.folder):
             return None
-        own = sample.generate_function_path if self._key == GENERATE_FUNCTION else None
-        name = own or sample.metadata.get(self._key)
-        if not name:
-            return None
-        where = f"sample {sample.index} of group {sample.group_index}"
-        refuse_unknown({self._key: name}, {self._key: self._offered[self._key]}, where=where)
-        return str(name)
+        return InputProcessor(self.encoder, trust_remote_code=self._config.model.trust_remote_code)
 
-    def _get(self, name: str) -> RoutedComponent:
-        if name not in self._made:
-            parts = reward_names(name) if self._kind is Kind.REWARD_MODEL else (name,)
-            traits = [self._registry.traits(self._kind, part) for part in parts]
-            takes_groups = any(one.scope == "group" for one in traits)
-            resumes = self._kind is Kind.GENERATE_FUNCTION and traits[0].resumes
-            owner = self._registry.owner(self._kind, parts[0])
-            self._made[name] = RoutedComponent(name, self._make(name), takes_groups, owner, resumes)
-        return self._made[name]
-
-
-REASON = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""A reason is part of a metric's name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transform:
-    """One sample transform of the run.
-
-    Arguments:
-        name, plugin: the component and whose it is, for messages.
-        function: what its target made.
-        sees_rollout: it is called with all groups at once; else with one.
-        reward_key: which of several rewards trains.
-    """
-
-    name: str
-    plugin: Plugin
-    function: Callable[..., Any]
-    sees_rollout: bool
-    reward_key: str | None
-
-    def __call__(self, groups: Sequence[PromptGroup]) -> list[Transformed]:
-        """The result for each of ``groups``, in order.
-
-        Raises:
-            PluginError: it failed, or broke its contract; names plugin and component.
-        """
-        # A transform may change its groups in place; the check of its result needs their numbers from before.
-        before = [Counter(map(_number, group)) for group in groups]
-        found = self._all(groups) if self.sees_rollout else [self._call(group) for group in groups]
-        for numbers, one in zip(before, found, strict=True):
-            self._check(numbers, one)
-        return found
-
-    def _all(self, groups: Sequence[PromptGroup]) -> list[Transformed]:
-        returned = self._call(list(groups))
-        if not isinstance(returned, Sequence) or len(returned) != len(groups):
-            count = f"{len(returned)} groups" if isinstance(returned, Sequence) else f"a {type(returned).__name__}"
-            raise self._breach(f"it returned {count} for {len(groups)} groups; accepted: one Transformed a group")
-        return list(returned)
-
-    def _call(self, argument: Any) -> Any:
-        with boundary(self.plugin, f"sample transform {self.name!r}", locate=True):
-            return self.function(argument)
-
-    def _check(self, before: Counter[Any], found: Any) -> None:
-        if not isinstance(found, Transformed):
-            raise self._breach(f"it returned a {type(found).__name__}; accepted: a Transformed")
-        reasons: list[Any] = [*found.changed, *([] if found.dropped is None else [found.dropped])]
-        for reason in reasons:
-            if not (isinstance(reason, str) and REASON.fullmatch(reason)):
-                raise self._breach(f"the reason {reason!r} is not a part of a metric's name; accepted: 'zero_std'")
-        counts: dict[str, Any] = dict(found.changed)
-        for reason, count in counts.items():
-            if not isinstance(count, int) or count < 0:
-                raise self._breach(f"changed[{reason!r}] is {count!r}; accepted: a number of samples")
-        if found.dropped is None:
-            self._check_kept(before, found.samples)
-
-    def _check_kept(self, before: Counter[Any], samples: Any) -> None:
-        if not isinstance(samples, list) or not samples or not all(isinstance(one, Sample) for one in samples):
-            raise self._breach(
-                "a group that goes on is a list of at least one Sample; to leave it out, give dropped='REASON'"
-            )
-        unknown = Counter(map(_number, samples)) - before
-        if unknown:
-            (group, index), _ = next(iter(unknown.items()))
-            raise self._breach(f"it returned sample {index} of group {group}, which it was not handed in that group")
-        for sample in samples:
-            refuse_unusable(sample, self.reward_key, who=self._who)
-
-    @property
-    def _who(self) -> str:
-        return f"{self.plugin}: sample transform {self.name!r}"
-
-    def _breach(self, what: str) -> PluginError:
-        return PluginError(f"{self._who} broke its contract: {what}.\nCorrect {self.plugin.distribution}.")
-
-
-class Transforms:
-    """All transforms of a run, in order; with none, every group is kept as it is."""
-
-    def __init__(self, transforms: Sequence[Transform] = ()) -> None:
-        early = list(takewhile(lambda one: not one.sees_rollout, transforms))
-        self._early = early
-        self._late = list(transforms)[len(early) :]
-
-    def __bool__(self) -> bool:
-        return bool(self._early or self._late)
-
-    def early(self, group: PromptGroup) -> Transformed:
-        """The result for one group of the transforms before the first that sees the rollout."""
-        return _through(self._early, [group])[0]
-
-    def late(self, groups: Sequence[PromptGroup]) -> list[Transformed]:
-        """The results of the other transforms for all groups, in order; they get copies, so that they can run again."""
-        if not self._late:
-            return [Transformed(group) for group in groups]
-        return _through(self._late, [[_copied(sample) for sample in group] for group in groups])
-
-
-def refuse_unusable(sample: Sample, key: str | None, *, who: str) -> None:
-    """Raise PluginError if ``sample`` cannot be trained on.
-
-    Raises:
-        PluginError: ``sample`` has no finite reward under the key of its row, or else under ``key``; names ``who`` as
-            the cause.
-    """
-    own = sample.reward_key(key)
-    reward = sample.reward.get(own or "") if isinstance(sample.reward, dict) else sample.reward
-    if reward is None or not math.isfinite(reward):
-        raise PluginError(
-            f"{who} left sample {sample.index} of group {sample.group_index} with the reward {sample.reward!r}; "
-            "accepted: a finite number, or a dict of them with --reward-key or reward_key in the row's metadata."
+    def _make_client(self) -> GenerateClient:
+        settings, config = self._settings, self._config
+        return GenerateClient(
+            settings.router_url,
+            max_in_flight=config.rollout.sglang_server_concurrency * settings.num_engines,
+            timeout_s=config.rollout.rollout_request_timeout_s,
+            vocab_size=self.encoder.vocab_size,
+            routes=routes_shape(settings.folder) if config.learner.use_rollout_routing_replay else None,
+            engines=settings.engine_urls,
+            num_engines=settings.num_engines,
+            restart_s=start_limit_s(config.engine.engine_start_timeout_s, settings.folder)
+            if config.restarts_engines
+            else 0.0,
+            masks_up_to=settings.masks_up_to,
         )
 
 
-def _copied(sample: Sample) -> Sample:
-    """A sample of its own, with what transforms change; tokens and log-probabilities are shared."""
-    copied = copy.copy(sample)  # with attributes that user code has set
-    copied.metadata = dict(sample.metadata)
-    copied.loss_mask, copied.reward = copy.copy(sample.loss_mask), copy.copy(sample.reward)
-    return copied
-
-
-def _through(transforms: Sequence[Transform], groups: Sequence[PromptGroup]) -> list[Transformed]:
-    """Every group as the last transform that saw it left it, with all changes that were counted on the way."""
-    done = [Transformed(group) for group in groups]
-    for transform in transforms:
-        open_at = [position for position, one in enumerate(done) if one.dropped is None]
-        if open_at:
-            results = transform([done[position].samples for position in open_at])
-            for position, result in zip(open_at, results, strict=True):
-                done[position] = replace(result, changed=Counter(done[position].changed) + Counter(result.changed))
-    return done
-
-
-def _number(sample: Sample) -> tuple[int | None, int | None]:
-    return sample.group_index, sample.index
-
-
-def estimate_advantages(
-    estimator: RoutedComponent, rewards: GroupedRewards, *, are_given: bool = False
-) -> NDArray[np.float32]:
-    """The advantages by ``estimator``, float32 [B].
+def make_encoder(settings: SamplerSettings, *, templated: bool | None = None) -> PromptEncoder:
+    """Return the encoder of the run's model.
 
     Arguments:
-        are_given: the rewards are the advantages; see :class:`~slime_core.TrainSamples`.
+        templated: render prompts with the chat template; None: if ``--apply-chat-template`` is given.
 
     Raises:
-        RunError: it failed, or did not return one finite number per sample.
+        DataError: the tokenizer lacks the chat template that is needed.
     """
-    who = f"advantage estimator {estimator.name!r} of {estimator.plugin}"
-    with boundary(who, "estimating advantages", error=RunError, locate=True):
-        found = rewards.rewards_B if are_given else estimator.component.estimate(rewards)
-    with boundary(who, "reading what it returned as one number per sample", error=RunError):
-        advantages_B = np.asarray(found, np.float32)
-    if advantages_B.shape != (len(rewards),) or not np.isfinite(advantages_B).all():
-        raise RunError(
-            f"{who} returned shape {advantages_B.shape} for {len(rewards)} samples, or NaN or infinity; accepted: "
-            "one finite number per sample"
+    data = settings.config.data
+    return PromptEncoder(
+        settings.folder,
+        apply_chat_template=data.apply_chat_template if templated is None else templated,
+        template_arguments=template_arguments(data),
+        trust_remote_code=settings.config.model.trust_remote_code,
+    )
+
+
+def default_num_workers(num_cores: int) -> int:
+    """Return the number of reward processes on a machine whose ``num_cores`` cores engines and learner share."""
+    return max(MIN_WORKERS, min(MAX_WORKERS, num_cores // 2))
+
+
+def make_pool(manifest: Manifest | None, settings: SamplerSettings) -> RewardPool | None:
+    """Return the pool of a run, or None without a manifest. It starts its first process with the first call."""
+    if manifest is None:
+        return None
+    rollout = settings.config.rollout
+    return RewardPool(
+        RewardPoolSettings(
+            manifest.to_json(),
+            settings.options,
+            settings.run,
+            num_workers=rollout.reward_num_workers or default_num_workers(len(os.sched_getaffinity(0))),
+            timeout_s=rollout.reward_timeout_s,
+            memory_gib=rollout.reward_memory_gib,
+            log_file=settings.rewards_log,
         )
-    return advantages_B
+    )

@@ -33,9 +33,9 @@ from slime_core.generation.context import Parents, run_all
 from slime_core.generation.sampling import UNANSWERED, fail, is_finished
 from slime_core.plugins.lifecycle import Hooks
 from slime_core.prompts.row_checks import own_sampling
-from slime_core.rollout.components import ComponentRouter, RoutedComponent, component_boundary, require_samples
 from slime_core.rollout.engines.client import ABORT_INTERVAL_S, OVERLOADED
 from slime_core.rollout.reward_scoring import RewardDispatcher
+from slime_core.rollout.routing import ComponentRouter, RoutedComponent, component_boundary, require_samples
 from slime_core.types import PromptGroup, Sample, Status
 
 SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams)) - {"extra", "max_kept"}

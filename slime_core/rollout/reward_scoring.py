@@ -26,8 +26,8 @@ from slime_core.generation.context import run_all
 from slime_core.generation.sampling import UNANSWERED, is_finished
 from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.components import RoutedComponent
 from slime_core.rollout.reward_pool import RewardPool
+from slime_core.rollout.routing import RoutedComponent
 from slime_core.types import Reward, RewardFailure, Sample, Status
 from slime_core.user_code.failures import boundary
 

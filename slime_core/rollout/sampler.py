@@ -1,6 +1,6 @@
 """Turns prompts into shards: collect groups, estimate advantages, pack. Runs in one Ray actor with one event loop.
 
-    Sampler           collects a rollout and packs it into one shard a data-parallel rank; evaluates
+    TrainSampler      collects a rollout and packs it into one shard a data-parallel rank; evaluates
     EvalSampler       evaluates only
     GroupRunner       generates and rewards the groups that the scheduler admits
 
@@ -13,7 +13,7 @@ The groups of a rollout come from a :class:`~slime_core.rollout.group_scheduler.
 A recorded rollout was saved after rewards and sample transforms. From there on it runs the same code as a live one:
 hooks, advantages, balancing and packing. The same samples under the same settings become the same shards, bit for bit.
 
-Nothing here knows Megatron or Ray: the actor around it (:mod:`slime_core.rollout.actor`) puts shards into the object
+Nothing here imports Megatron or Ray: the actor around it (:mod:`slime_core.rollout.actor`) puts shards into the object
 store.
 """
 
@@ -26,41 +26,35 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slime_core.contracts import DataSource, Place, SamplerInfo, TrainSamples
+import numpy as np
+from numpy.typing import NDArray
+
+from slime_core.contracts import DataSource, GroupedRewards, Place, SamplerInfo, TrainSamples
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.lifecycle import Hooks, PlaceStates
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.components import (
-    RoutedComponent,
-    Transforms,
-    component_boundary,
-    estimate_advantages,
-    refuse_unusable,
-    require_metrics,
-)
+from slime_core.rollout.collected_rollout import CollectedRollout, Staleness, describe_failures
+from slime_core.rollout.components import SamplerComponents, SamplerSettings, make_encoder
 from slime_core.rollout.engines.responses import spec_metrics
 from slime_core.rollout.evaluation import Evaluation, pass_rates, waiting_for
 from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed
 from slime_core.rollout.group_scheduler import GroupScheduler, GroupSource, RequeueBuffer
-from slime_core.rollout.rollout_batch import (
-    RolloutBatch,
-    Staleness,
-    describe_failures,
-)
 from slime_core.rollout.rollout_files import Recorded, read_numbered, rollout_file, write_rollout
-from slime_core.rollout.sampler_components import SamplerComponents, SamplerSettings, make_encoder
+from slime_core.rollout.routing import RoutedComponent, component_boundary, require_metrics
 from slime_core.rollout.shards import BatchPlan, batch_metrics, grouped_rewards, loss_masks, make_shards
+from slime_core.rollout.transforms import Transforms, refuse_unusable
 from slime_core.runtime.progress import Progress
 from slime_core.track.ledger import LEDGER, PendingGroups, PromptLedger
 from slime_core.track.record import Timeline
 from slime_core.types import PromptGroup, Sample, Status, TrainBatch
+from slime_core.user_code.failures import boundary
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRollout:
-    """One rollout: a shard a data-parallel rank, and what its samples look like; ``warnings`` are for people."""
+    """One rollout: a shard for each data-parallel rank, metrics of its samples, and warnings for people."""
 
     shards: list[TrainBatch]
     metrics: dict[str, float]
@@ -68,12 +62,12 @@ class SampledRollout:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplerState:
+class SamplerCheckpoint:
     """The sampler's part of a checkpoint, all of one moment.
 
     Arguments:
         cursor: the data source, and every group that was taken from it and not trained, JSON-ready.
-        plugin_states: what the plugins of this process want to find again.
+        plugin_states: states of the plugins of this process.
     """
 
     cursor: dict[str, Any]
@@ -84,7 +78,7 @@ class EvalSampler:
     """The sampler of a run, or of an actor, that only evaluates: it takes no prompts and trains nothing.
 
     Arguments:
-        manifest: of the plugins in ``registry``, for reward models in their own processes; None: they run in this one.
+        manifest: of the plugins in ``registry``, for reward models in separate processes; None: they run in this one.
 
     Raises:
         DataError: evaluation prompts cannot be read, or the tokenizer lacks the chat template that the run requires.
@@ -106,11 +100,11 @@ class EvalSampler:
         self.evaluation = Evaluation(settings.config, self._components)
 
     async def evaluate(self, step: int) -> dict[str, float]:
-        """Score every evaluation set with the weights that the engines serve; returns ``eval/...`` metrics."""
+        """Score every evaluation set with the weights that the engines serve; return ``eval/...`` metrics."""
         return await self.evaluation.run(self._components.context(step, evaluation=True), None)
 
     def progress(self) -> Progress | None:
-        """How far the evaluation is; None: none runs. Called by another thread."""
+        """Return the progress of the evaluation, or None if none runs. Called by another thread."""
         return self.evaluation.progress()
 
     async def close(self) -> None:
@@ -119,9 +113,8 @@ class EvalSampler:
         await self._components.close()
 
 
-class Sampler(EvalSampler):
-    """Collects rollouts, in addition. The actor calls one public coroutine at a time; groups may be in flight
-    meanwhile.
+class TrainSampler(EvalSampler):
+    """Also collects rollouts. The actor calls one public coroutine at a time, while groups may be in flight.
 
     Raises:
         DataError: prompts or evaluation prompts cannot be read.
@@ -138,21 +131,21 @@ class Sampler(EvalSampler):
         self._estimator = self._components.make_estimator()
         self._ledger = PromptLedger(settings.samples_folder, is_strict=config.rollout.rollout_source is None)
         self._staleness = Staleness.of(config)
-        self._collector = self._components.make_collector() if config.debug.generates else None
+        self._generator = self._components.make_generator() if config.debug.generates else None
         self._rollouts = self._make_group_source()
         self._timeline = Timeline(settings.run_folder, "sampler")
-        self._batch: RolloutBatch | None = None  # the rollout that is being collected
+        self._batch: CollectedRollout | None = None  # the rollout that is being collected
         self._last_end_s: float | None = None  # when the last rollout was complete, on time.monotonic's clock
 
     def _make_group_source(self) -> GroupSource:
         config, files = self._config, self._config.debug.load_debug_rollout_data
-        if self._collector is None:
+        if self._generator is None:
             if files is None:
                 raise RunError("nothing is generated, and no saved rollouts are named: --load-debug-rollout-data")
             return RecordedRollouts(files, share=config.debug.load_debug_rollout_data_subsample)
         data = self._components.make_prompts()
         prompts = RequeueBuffer(data, self._ledger.journal, holds=config.rollout.partial_rollout)
-        runner = GroupRunner(self._components, self._collector, self._staleness)
+        runner = GroupRunner(self._components, self._generator, self._staleness)
         live = GroupScheduler(prompts, runner, config.rollout)
         name = config.rollout.rollout_source
         if name is None:
@@ -191,14 +184,14 @@ class Sampler(EvalSampler):
         return SampledRollout(shards, {} if any(logged) else metrics, warnings)
 
     def _generation_start_s(self) -> float:
-        """When generation of this rollout started: now, or, with a buffer, when the last rollout was complete."""
+        """Return when generation of this rollout started: now, or with a buffer, when the last one was complete."""
         runs_ahead = self._config.rollout.async_buffer_size > 0
         return self._last_end_s if runs_ahead and self._last_end_s is not None else time.monotonic()
 
-    async def _collect(self, rollout: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """A full rollout, and additional metrics of its source. Its samples are written to disk even if it fails."""
+    async def _collect(self, rollout: int) -> tuple[CollectedRollout, dict[str, float]]:
+        """Return a full rollout, and additional metrics of its source; write its samples to disk even if it fails."""
         source = self._rollouts
-        batch = RolloutBatch(
+        batch = CollectedRollout(
             rollout,
             self._config.rollout,
             # A recorded rollout was saved after the transforms of its run.
@@ -206,7 +199,7 @@ class Sampler(EvalSampler):
             staleness=self._staleness,
             prompts=source.prompts,
             components=self._components,
-            collector=self._collector,
+            generator=self._generator,
         )
         if source.is_replay:
             return batch, dict(await source.fill(batch))
@@ -218,31 +211,30 @@ class Sampler(EvalSampler):
             self._components.writer.write("train", rollout, batch.written, dropped=batch.dropped)
         source.prompts.put_back(batch.aborted)
         source_metrics |= self._ledger.close(rollout, source.pending_groups())
-        saved = self._config.debug.save_debug_rollout_data
-        if saved is not None:
+        template = self._config.debug.save_debug_rollout_data
+        if template is not None:
             temperature = self._config.rollout.rollout_temperature
             recorded = Recorded(rollout, temperature, batch.trained, batch.lost, self.cursor())
-            write_rollout(rollout_file(saved, rollout), recorded)
+            write_rollout(rollout_file(template, rollout), recorded)
         return batch, source_metrics
 
     def progress(self) -> Progress | None:
-        """How far the rollout or the evaluation is; None: neither runs. Called by another thread."""
-        batch, collector = self._batch, self._collector
-        if batch is None or collector is None:
+        """Return the progress of the rollout or the evaluation, or None if neither runs. Called by another thread."""
+        batch, generator = self._batch, self._generator
+        if batch is None or generator is None:
             return super().progress()
         done = max(0, batch.wanted - batch.missing) + self._rollouts.num_ready
-        return Progress(
-            min(done, batch.wanted), batch.wanted, "groups", waiting_for([collector], self._components.client)
-        )
+        waiting = waiting_for([generator], self._components.client)
+        return Progress(min(done, batch.wanted), batch.wanted, "groups", waiting)
 
-    def _require_trainable(self, batch: RolloutBatch) -> list[Sample]:
-        """The samples that are trained, after the hooks of plugins; at least one a rank and optimizer step."""
+    def _require_trainable(self, batch: CollectedRollout) -> list[Sample]:
+        """Return the samples that are trained, after the hooks of plugins; at least one a rank and optimizer step."""
         rollout, trained = batch.rollout, batch.trained
         plugins = self.hooks.implementers("slime_after_rollout")
         if plugins:
             self.hooks.call("slime_after_rollout", rollout=rollout, samples=trained)
             for sample in trained:
-                refuse_unusable(sample, self._config.rollout.reward_key, who=f"slime_after_rollout ({plugins})")
+                refuse_unusable(sample, self._config.rollout.reward_key, source=f"slime_after_rollout ({plugins})")
         self.hooks.call("slime_after_collect", rollout=rollout, groups=batch.received, prompts=self._rollouts.prompts)
         needed = self._config.steps_per_rollout * self._settings.num_ranks
         if len(trained) < needed:
@@ -264,9 +256,9 @@ class Sampler(EvalSampler):
 
     def _make_shards(self, selected: TrainSamples, rollout: int) -> list[TrainBatch]:
         rewards = grouped_rewards(selected.samples, loss_masks(selected.samples), key=self._config.rollout.reward_key)
-        advantages_B = None
-        if self._estimator is not None:  # else its scope is token: the learner's ranks estimate from the rewards
-            advantages_B = estimate_advantages(self._estimator, rewards, are_given=selected.rewards_are_advantages)
+        advantages_B = None  # of an estimator with scope token: the learner's ranks estimate from the rewards
+        if self._estimator is not None:
+            advantages_B = estimate_advantages(self._estimator, rewards, are_final=selected.rewards_are_advantages)
         return make_shards(
             selected.samples,
             advantages_B,
@@ -278,12 +270,12 @@ class Sampler(EvalSampler):
             cuts=self._config.rollout.truncates,
         )
 
-    def _collect_metrics(self, batch: RolloutBatch, trained: list[Sample]) -> dict[str, float]:
+    def _collect_metrics(self, batch: CollectedRollout, trained: list[Sample]) -> dict[str, float]:
         metrics = {
             **batch.metrics(trained),
-            **({} if self._collector is None else self._collector.take_metrics()),
+            **({} if self._generator is None else self._generator.take_metrics()),
             **self._components.prompt_filter.metrics(),
-            **self._staleness.metrics(trained, rollout=batch.rollout, left_out=len(batch.stale)),
+            **self._staleness.metrics(trained, rollout=batch.rollout, num_untrained=len(batch.stale)),
         }
         if self._config.rollout.log_passrate:
             rates = pass_rates(batch.solved(self._config.eval.eval_pass_threshold))
@@ -293,9 +285,9 @@ class Sampler(EvalSampler):
     # --- Evaluation --------------------------------------------------------------------------------------------------
 
     async def evaluate(self, step: int) -> dict[str, float]:
-        """Score every evaluation set with the weights that the engines serve; returns ``eval/...`` metrics.
+        """Score every evaluation set with the weights that the engines serve; return ``eval/...`` metrics.
 
-        Groups in flight finish first, so that the evaluation has the engines to itself.
+        Groups in flight finish first, so that the evaluation does not share the engines.
         """
         await self._rollouts.drain()
         with self._timeline.span("evaluate", step):
@@ -304,7 +296,7 @@ class Sampler(EvalSampler):
     # --- State -------------------------------------------------------------------------------------------------------
 
     def published(self, version: int) -> None:
-        """The engines serve the weights of ``version`` trained rollouts.
+        """Note that the engines serve the weights of ``version`` trained rollouts.
 
         Raises:
             SlimeError: a group in flight has failed.
@@ -314,67 +306,88 @@ class Sampler(EvalSampler):
         self._rollouts.published(version)
 
     def cursor(self) -> dict[str, Any]:
-        """The data cursor after the last returned rollout: groups generated ahead are pending in it, not trained."""
+        """Return the data cursor after the last returned rollout; groups generated ahead are pending in it."""
         return {LEDGER: self._ledger.state(self._rollouts.pending_groups()), **self._rollouts.state()}
 
-    def state(self) -> SamplerState:
-        """The sampler's part of a checkpoint.
+    def state(self) -> SamplerCheckpoint:
+        """Return the sampler's part of a checkpoint.
 
         Raises:
             SlimeError: a group in flight has failed, or a plugin cannot return its state.
         """
         self._rollouts.raise_failure()
-        return SamplerState(self.cursor(), self.hooks.states())
+        return SamplerCheckpoint(self.cursor(), self.hooks.states())
 
     def restore(self, cursor: dict[str, Any]) -> None:
-        """Continue the data where ``cursor`` was taken."""
+        """Continue the data from ``cursor``."""
         self._ledger.restore(cursor.get(LEDGER))
         self._rollouts.restore(cursor)
 
     async def close(self) -> None:
-        """Cancel what is in flight; close connections and files; stop processes."""
+        """Cancel groups in flight; close connections and files; stop processes."""
         await self._rollouts.close()
         await super().close()
 
 
-class GroupRunner:
-    """Generates and rewards the groups that the scheduler admits; its :class:`GroupWork`.
+def estimate_advantages(
+    estimator: RoutedComponent, rewards: GroupedRewards, *, are_final: bool = False
+) -> NDArray[np.float32]:
+    """Return the advantages by ``estimator``, float32 [B].
 
     Arguments:
-        components: what groups are generated with.
-        collector: generates and rewards.
-        staleness: the run's bound.
-    """
+        are_final: the rewards are the advantages; see :class:`~slime_core.TrainSamples`.
 
-    def __init__(self, components: SamplerComponents, collector: GroupGenerator, staleness: Staleness) -> None:
+    Raises:
+        RunError: it failed, or did not return one finite number per sample.
+    """
+    source = f"advantage estimator {estimator.name!r} of {estimator.plugin}"
+    with boundary(source, "estimating advantages", error=RunError, locate=True):
+        estimates = rewards.rewards_B if are_final else estimator.component.estimate(rewards)
+    with boundary(source, "reading its return value as one number per sample", error=RunError):
+        advantages_B = np.asarray(estimates, np.float32)
+    if advantages_B.shape != (len(rewards),) or not np.isfinite(advantages_B).all():
+        raise RunError(
+            f"{source} returned shape {advantages_B.shape} for {len(rewards)} samples, or NaN or infinity; accepted: "
+            "one finite number per sample"
+        )
+    return advantages_B
+
+
+class GroupRunner:
+    """Generates and rewards the groups that the scheduler admits; its :class:`GroupWork`."""
+
+    def __init__(self, components: SamplerComponents, generator: GroupGenerator, staleness: Staleness) -> None:
         self._components = components
-        self._collector = collector
+        self._generator = generator
         self._staleness = staleness
 
     def prepare(self, rollout: int, groups: list[PromptGroup]) -> int:
-        """Reset or resume the samples of each group, and call ``slime_before_rollout``; returns how many aborted
-        samples restart because their tokens are too old to be trained."""
+        """Reset or resume the samples of each group, and call ``slime_before_rollout``.
+
+        Returns:
+            The number of aborted samples that restart because their tokens are too old to be trained.
+        """
         num_restarted = 0
         for group in groups:
             is_stale = self._staleness.refuses(group, rollout=rollout)
             num_restarted += is_stale * sum(sample.status is Status.ABORTED for sample in group)
-            self._collector.prepare_group(group, is_stale=is_stale)
+            self._generator.prepare_group(group, is_stale=is_stale)
         self._components.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
         return num_restarted
 
     async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
         """Generate and reward ``group``; samples that the generate function did not return come back as failed."""
         context = self._components.context(rollout, evaluation=False)
-        given = list(group)
-        collected = await self._collector.collect(context, group, self._components.train_sampling)
-        return [*collected, *mark_missing_failed(given, collected)]
+        before = list(group)
+        samples = await self._generator.collect(context, group, self._components.train_sampling)
+        return [*samples, *mark_missing_failed(before, samples)]
 
     def abort_requests(self) -> AbstractAsyncContextManager[None]:
         """Abort the client's requests while the context lasts."""
         return self._components.client.aborting()
 
 
-OWN_STATE = "rollout_source"
+SOURCE_STATE = "rollout_source"
 """Key of a plugin's rollout source in the state of the rollouts."""
 
 
@@ -391,40 +404,40 @@ class PluginRollouts(GroupSource):
         self._live = live
         self.prompts = live.prompts
 
-    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
+    async def fill(self, batch: CollectedRollout) -> Mapping[str, float]:
         """Let the source fill ``batch``.
 
         Raises:
             PluginError: the source failed, or returned no metrics.
         """
         with self._boundary():
-            found = await self._source.component.fill(batch)
-        return require_metrics(found, who=f"{self._source.plugin}: rollout source {self._source.name!r}")
+            metrics = await self._source.component.fill(batch)
+        return require_metrics(metrics, source=f"{self._source.plugin}: rollout source {self._source.name!r}")
 
     def pending_groups(self) -> PendingGroups:
-        """The groups that are held."""
+        """Return the groups that the requeue buffer holds."""
         return self._live.pending_groups()
 
     def state(self) -> dict[str, Any]:
-        """The state of the live rollouts, and that of the plugin's source."""
+        """Return the state of the live rollouts and of the plugin's source."""
         with self._boundary(": state"):
-            own = self._source.component.state()
-        return {**self._live.state(), **({OWN_STATE: dict(own)} if own else {})}
+            state = self._source.component.state()
+        return {**self._live.state(), **({SOURCE_STATE: dict(state)} if state else {})}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state` was taken."""
+        """Continue from a state that :meth:`state` returned."""
         self._live.restore(state)
-        if OWN_STATE in state:
+        if SOURCE_STATE in state:
             with self._boundary(": restore"):
-                self._source.component.restore(state[OWN_STATE])
+                self._source.component.restore(state[SOURCE_STATE])
 
     def _boundary(self, method: str = "") -> AbstractContextManager[None]:
         return component_boundary(self._source.plugin, f"rollout source {self._source.name!r}{method}")
 
 
 class RecordedRollouts(GroupSource):
-    """The group source of saved files. No component that generates or rewards is made, and no sample transform: their
-    work is in the files.
+    """The group source of saved files. No component that generates or rewards is constructed, and no sample transform:
+    the files hold their results.
 
     Arguments:
         files: path with ``{rollout_id}`` for the number of the rollout.
@@ -438,22 +451,22 @@ class RecordedRollouts(GroupSource):
         self._share = share
         self.prompts: _SavedCursor = _SavedCursor()
 
-    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
+    async def fill(self, batch: CollectedRollout) -> Mapping[str, float]:
         """Read rollout ``batch.rollout``.
 
         Raises:
             DataError: its file is missing or malformed.
         """
-        found = read_numbered(self._files, batch.rollout).subsampled(self._share)
-        self.prompts.cursor = found.cursor
-        groups = [*found.groups, *found.lost_groups]
+        recorded = read_numbered(self._files, batch.rollout).subsampled(self._share)
+        self.prompts.cursor = recorded.cursor
+        groups = [*recorded.groups, *recorded.lost_groups]
         batch.wanted = len(groups)
         batch.take(groups)
         return {}
 
 
 class _SavedCursor(DataSource):
-    """Carries the data cursor of the run that saved the rollouts, so that a live run can resume from this one."""
+    """The data cursor of the run that saved the rollouts, so that a live run can resume from this one."""
 
     def __init__(self) -> None:
         self.cursor: dict[str, Any] = {}
@@ -462,7 +475,7 @@ class _SavedCursor(DataSource):
         raise AssertionError("a recorded run takes no prompts")
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """Does nothing: groups are read from their file."""
+        """Do nothing: groups are read from their file."""
 
     def state(self) -> dict[str, Any]:
         return self.cursor

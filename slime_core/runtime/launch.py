@@ -50,9 +50,9 @@ from slime_core.rollout.actor import (
     SamplerHandle,
     eval_sampler_settings,
 )
+from slime_core.rollout.components import SamplerSettings
 from slime_core.rollout.engines.actors import EngineActor, Restarts
 from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site, Supervision, masks_up_to
-from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, start_actor
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
 from slime_core.runtime.layout import device_of, requested_layout, require_device_support

@@ -27,9 +27,9 @@ import numpy as np
 from slime_core.cli.activation import resolve
 from slime_core.cli.run import options_of
 from slime_core.generation import Generation
-from slime_core.rollout import sampler_components
-from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.rollout import components
+from slime_core.rollout.components import SamplerSettings
+from slime_core.rollout.sampler import TrainSampler
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]
@@ -160,11 +160,11 @@ async def run(name: str) -> dict[str, Any]:
         clients.append(Client(fails=name == "failures"))
         return clients[-1]
 
-    sampler_components.GenerateClient = make_client  # type: ignore[assignment, misc]
+    components.GenerateClient = make_client  # type: ignore[assignment, misc]
     steps: list[Any] = []
     cursor = None
     for rollouts in ((0, 1), (2, 3)):
-        sampler = Sampler(settings, active.registry)
+        sampler = TrainSampler(settings, active.registry)
         if cursor is not None:
             sampler.restore(cursor)
         for rollout in rollouts:

@@ -16,8 +16,8 @@ import pytest
 
 from slime_core.cli.activation import resolve
 from slime_core.cli.run import options_of
-from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.rollout.components import SamplerSettings
+from slime_core.rollout.sampler import TrainSampler
 from slime_testing.fake_engine import FakeEngine
 
 REPO = Path(__file__).parents[3]
@@ -115,7 +115,7 @@ def sampler(tmp_path: Path, engine: Engine) -> Callable[..., Any]:
         --rollout-max-response-len 40 --apply-chat-template --no-rollout-shuffle --num-rollout 4"""
 
     @asynccontextmanager
-    async def make(more: str) -> AsyncIterator[Sampler]:
+    async def make(more: str) -> AsyncIterator[TrainSampler]:
         resolved, active = resolve([*words.split(), *more.format(here=tmp_path).split()])
         settings = SamplerSettings(
             resolved.config,
@@ -126,7 +126,7 @@ def sampler(tmp_path: Path, engine: Engine) -> Callable[..., Any]:
             samples_folder=tmp_path / "samples",
             options=options_of(resolved, active),
         )
-        sampler = Sampler(settings, active.registry)
+        sampler = TrainSampler(settings, active.registry)
         try:
             yield sampler
         finally:

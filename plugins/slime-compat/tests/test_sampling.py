@@ -15,23 +15,23 @@ from slime_core import Sample
 from slime_core.cli.run import options_of
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import PluginError, RunError
-from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.rollout.components import SamplerSettings
+from slime_core.rollout.sampler import TrainSampler
 from slime_testing.fake_engine import FakeEngine
 from tests.function_paths import resolve
 
-Build = Callable[..., Sampler]
+Build = Callable[..., TrainSampler]
 
 
 @pytest.fixture
 async def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> AsyncIterator[Build]:
     """``build(text, *flags)``: a sampler of two prompts a rollout, two samples each, with functions of ``mine.py``."""
     monkeypatch.chdir(tmp_path)
-    samplers: list[Sampler] = []
+    samplers: list[TrainSampler] = []
     data = Path("train.jsonl").absolute()
     data.write_text("\n".join(json.dumps({"prompt": f"{n}+1", "label": str(n + 1)}) for n in range(4)))
 
-    def make(text: str, *flags: str) -> Sampler:
+    def make(text: str, *flags: str) -> TrainSampler:
         Path("mine.py").write_text(textwrap.dedent(text))
         words = ["--plugin", "grpo", "--rollout-batch-size", "2", "--rollout-max-response-len", "8", *flags]
         if "--n-samples-per-prompt" not in flags:
@@ -41,7 +41,7 @@ async def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: FakeEng
         resolved, active = resolve([*words, "--rollout-shuffle", "false"])
         options = options_of(resolved, active)
         settings = SamplerSettings(resolved.config, ARITHMETIC / "model", data, engine.url, options=options)
-        samplers.append(Sampler(settings, active.registry))
+        samplers.append(TrainSampler(settings, active.registry))
         return samplers[-1]
 
     yield make

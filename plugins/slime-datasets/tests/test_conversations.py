@@ -18,8 +18,8 @@ from slime_core.errors import DataError, RequestRefused
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.plugins.activation import activate
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.sampler import SampledRollout, Sampler
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.rollout.components import SamplerSettings
+from slime_core.rollout.sampler import SampledRollout, TrainSampler
 from slime_core.types import LogProbs, TokenIds
 from slime_datasets.conversations import FromMessages
 from tests.chat_families import FAMILIES, checkpoint, encoder_of
@@ -143,7 +143,7 @@ async def sampled(folder: Path, family: str, *rows: Any) -> SampledRollout:
         algorithm=AlgorithmConfig(advantage_estimator="sft"),
         eval=EvalConfig(eval_prompt_data=()),
     )
-    sampler = Sampler(SamplerSettings(config, folder, data, "http://unused"), activate(["datasets"]).registry)
+    sampler = TrainSampler(SamplerSettings(config, folder, data, "http://unused"), activate(["datasets"]).registry)
     try:
         return await sampler.sample(0)
     finally:

@@ -11,8 +11,8 @@ import pytest
 from slime_core.config.sampling import RolloutConfig
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.context import Parents
-from slime_core.rollout.components import RoutedComponent
 from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed
+from slime_core.rollout.routing import RoutedComponent
 from slime_core.types import Sample, Status
 
 TURNS = 3

@@ -16,7 +16,7 @@ from slime_core.loop import train
 from slime_core.plugins.activation import activate
 from slime_core.plugins.lifecycle import Hooks
 from slime_core.rollout.actor import SampledShards
-from slime_core.rollout.sampler import SamplerState
+from slime_core.rollout.sampler import SamplerCheckpoint
 from slime_core.runtime.actors import ActorGroup
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.runtime.launch import _loop_config
@@ -41,8 +41,8 @@ class Generating:
     def published(self, version: int) -> None:
         """Nothing is generated ahead."""
 
-    def state(self) -> SamplerState:
-        return SamplerState({}, {})
+    def state(self) -> SamplerCheckpoint:
+        return SamplerCheckpoint({}, {})
 
 
 @pytest.mark.parametrize("load", [None, Path("r-{rollout_id}.jsonl")])

@@ -15,9 +15,9 @@ from slime_core.config.options import PluginSettings
 from slime_core.config.sampling import DataConfig, EvalConfig, RolloutConfig
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.activation import activate
-from slime_core.rollout import sampler_components
-from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.rollout import components
+from slime_core.rollout.components import SamplerSettings
+from slime_core.rollout.sampler import TrainSampler
 from tests.unit.rollout.samplers import FOLDER, encoder
 
 
@@ -31,7 +31,7 @@ def make_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         *,
         rollout: dict[str, Any],
         plugins: Sequence[Path] = (),
-        kind: Any = Sampler,
+        kind: Any = TrainSampler,
         estimator: str = "grpo",
         url: str = "http://unused",
         num_ranks: int = 1,
@@ -41,9 +41,9 @@ def make_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     ) -> Any:
         if client is not None:
             monkeypatch.setattr(
-                sampler_components, "GenerateClient", lambda url, **options: client.made_with.update(options) or client
+                components, "GenerateClient", lambda url, **options: client.made_with.update(options) or client
             )
-        monkeypatch.setattr(sampler_components, "PromptEncoder", lambda folder, **_: encoder())
+        monkeypatch.setattr(components, "PromptEncoder", lambda folder, **_: encoder())
         data = tmp_path / "train.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         config = RunConfig(

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from slime_core.config.sampling import RolloutConfig
-from slime_core.rollout.components import Transforms
+from slime_core.rollout.collected_rollout import CollectedRollout, Staleness
 from slime_core.rollout.evaluation import pass_rates, scores
-from slime_core.rollout.rollout_batch import RolloutBatch, Staleness
+from slime_core.rollout.transforms import Transforms
 from slime_core.types import PromptGroup, Sample, Status
 
 
@@ -25,20 +25,20 @@ def group(number: int, *causes: str | None) -> PromptGroup:
 GROUPS = (group(0, None, None), group(1, None, "engine_timeout"), group(2, "engine_timeout", "a b"))
 
 
-def batch(wanted: int, failed_samples: Any = "drop_sample") -> RolloutBatch:
-    return RolloutBatch(
+def batch(wanted: int, failed_samples: Any = "drop_sample") -> CollectedRollout:
+    return CollectedRollout(
         0,
         RolloutConfig(rollout_batch_size=wanted, failed_samples=failed_samples),
         transforms=Transforms(),
         staleness=Staleness(),
         prompts=None,  # type: ignore[arg-type]
         components=None,  # type: ignore[arg-type]
-        collector=None,
+        generator=None,
     )
 
 
 @pytest.fixture(params=["drop_sample", "drop_group"])
-def collected(request: pytest.FixtureRequest) -> RolloutBatch:
+def collected(request: pytest.FixtureRequest) -> CollectedRollout:
     found = batch(3, request.param)
     found.take(GROUPS)
     return found

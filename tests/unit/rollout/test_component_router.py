@@ -109,16 +109,16 @@ async def test_rows_are_generated_by_what_they_name_and_the_prompt_of_others_goe
 async def test_the_field_that_slime_has_for_it_goes_before_the_metadata(build: Build) -> None:
     sampler, _, _ = build({"generate_function": "single_turn"})
     sample = Sample(generate_function_path="constant", metadata={"generate_function": "single_turn"})
-    assert sampler._collector._generators.of(sample).name == "constant"
+    assert sampler._generator._generators.of(sample).name == "constant"
     sample.generate_function_path = None
-    assert sampler._collector._generators.of(sample).name == "single_turn"
+    assert sampler._generator._generators.of(sample).name == "single_turn"
 
 
 @pytest.mark.parametrize("name", ["os:system", "toy.py", "my_lab.code", "lenght"])
 async def test_a_row_names_a_component_and_never_code(build: Build, name: str) -> None:
     sampler, _, _ = build({})
     with pytest.raises(DataError) as failure:
-        sampler._collector._rewards.of(Sample(group_index=0, index=0, metadata={"rm_type": name}))
+        sampler._generator._rewards.of(Sample(group_index=0, index=0, metadata={"rm_type": name}))
     text = str(failure.value)
     assert text.startswith(f"sample 0 of group 0: metadata rm_type = {name!r} ")
     assert ", ".join(sampler._components._registry.names(Kind.REWARD_MODEL)) in text

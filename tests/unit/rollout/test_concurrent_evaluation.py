@@ -20,8 +20,8 @@ from slime_core.plugins.activation import activate
 from slime_core.plugins.lifecycle import Hooks
 from slime_core.rollout import actor
 from slime_core.rollout.actor import ConcurrentEvalSampler, SampledShards, SamplerActor, eval_sampler_settings
-from slime_core.rollout.sampler import SamplerState
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.rollout.components import SamplerSettings
+from slime_core.rollout.sampler import SamplerCheckpoint
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.runtime.launch import _has_lost_evaluation
 from slime_core.runtime.waiting import Termination
@@ -62,9 +62,9 @@ class Play:
     def published(self, version: int) -> None:
         self.calls.append(f"published {version}")
 
-    def state(self) -> SamplerState:
+    def state(self) -> SamplerCheckpoint:
         self.calls.append("state")
-        return SamplerState({}, {})
+        return SamplerCheckpoint({}, {})
 
     def close(self) -> None:
         self.calls.append("close")

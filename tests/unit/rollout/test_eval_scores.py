@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from slime_core.rollout.evaluation import MOST_VALUES, pass_at, pass_rates, scores
+from slime_core.rollout.evaluation import MAX_VALUES, pass_at, pass_rates, scores
 from slime_core.types import Sample, Status
 
 
@@ -43,7 +43,7 @@ def test_scores_are_means_overall_and_by_metadata():
 
 
 def test_a_field_with_one_value_or_with_very_many_is_left_out():
-    assert kinds([sample(1.0, same="x", unique=n, few=n % 2) for n in range(MOST_VALUES + 1)]) == {"e/few"}
+    assert kinds([sample(1.0, same="x", unique=n, few=n % 2) for n in range(MAX_VALUES + 1)]) == {"e/few"}
 
 
 @pytest.mark.parametrize("value", ["a" * 61, "two\nlines"])

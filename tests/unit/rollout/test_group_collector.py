@@ -14,8 +14,10 @@ from slime_core.config.sampling import RolloutConfig
 from slime_core.errors import EngineError, PluginError, RequestFailed, RequestRefused, RunError
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.plugins.discovery import Plugin
-from slime_core.rollout.components import CheckedDataSource, RoutedComponent
 from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed, reset_sample
+from slime_core.rollout.group_scheduler import RequeueBuffer
+from slime_core.rollout.routing import RoutedComponent
+from slime_core.track.ledger import Journal
 from slime_core.types import PromptGroup, RewardFailure, Sample, Status
 
 ACME = Plugin("acme", "acme-rl", "1.2", "acme.plugin")
@@ -194,12 +196,12 @@ class Source:
 
 @pytest.mark.parametrize(
     ("method", "arguments"),
-    [("next_groups", [2]), ("put_back", [[]]), ("state", []), ("restore", [{}]), ("__len__", [])],
+    [("next_groups", [2]), ("put_back", [[[Sample()]]]), ("state", []), ("restore", [{}]), ("__len__", [])],
 )
 def test_a_data_source_that_fails_is_named_with_its_plugin(method: str, arguments: list[Any]) -> None:
     source: Any = Source()
     with pytest.raises(PluginError, match=rf"'acme'.* 'mine': {method} .*ZeroDivisionError"):
-        getattr(CheckedDataSource(source, name="mine", plugin=ACME), method)(*arguments)
+        getattr(RequeueBuffer(RoutedComponent("mine", source, plugin=ACME), Journal(None)), method)(*arguments)
 
 
 @pytest.mark.parametrize("returned", [None, [], [[Sample()]], [[Sample()], []]])
@@ -207,7 +209,7 @@ def test_a_data_source_that_returns_no_groups_is_refused(returned: Any) -> None:
     source: Any = Source()
     source.next_groups = lambda n: returned
     with pytest.raises(PluginError, match=r"'acme'.* 'mine': next_groups\(2\)"):
-        CheckedDataSource(source, name="mine", plugin=ACME).next_groups(2)
+        RequeueBuffer(RoutedComponent("mine", source, plugin=ACME), Journal(None)).next_groups(2)
 
 
 class FailsFirst:

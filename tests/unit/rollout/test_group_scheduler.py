@@ -17,6 +17,7 @@ from slime_core.config.sampling import RolloutConfig
 from slime_core.contracts import PromptRequest
 from slime_core.errors import PluginError, RunError
 from slime_core.rollout.group_scheduler import GroupScheduler, RequeueBuffer
+from slime_core.rollout.routing import RoutedComponent
 from slime_core.track.ledger import Journal
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds
 
@@ -81,7 +82,7 @@ def make(tmp_path: Path) -> Make:
 
     def built(batch: int = 2, **settings: Any) -> tuple[GroupScheduler, Engines]:
         engines, source = Engines(), PromptFiles(RunView(prompts=PromptRequest(path, shuffle=False)))
-        prompts = RequeueBuffer(source, Journal(None))
+        prompts = RequeueBuffer(RoutedComponent("mine", source), Journal(None))
         return GroupScheduler(prompts, engines, RolloutConfig(rollout_batch_size=batch, **settings)), engines
 
     return built

@@ -19,7 +19,7 @@ from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError, RunError
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import InputProcessor, PromptEncoder, has_processor
-from slime_core.rollout.sampler_components import SamplerComponents
+from slime_core.rollout.components import SamplerComponents
 from slime_core.types import Sample, Status
 
 PLACEHOLDER = 16

@@ -16,9 +16,9 @@ from slime_core.builtin.rollout import SingleTurn
 from slime_core.errors import RequestFailed
 from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams
 from slime_core.generation.sampling import until_stop
-from slime_core.rollout.components import RoutedComponent
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import prepare_group
+from slime_core.rollout.routing import RoutedComponent
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
 from slime_testing.fake_engine import FakeEngine
 

@@ -19,6 +19,7 @@ from slime_core.contracts import PromptRequest
 from slime_core.errors import RunError
 from slime_core.rollout import group_scheduler as module
 from slime_core.rollout.group_scheduler import GroupScheduler, RequeueBuffer
+from slime_core.rollout.routing import RoutedComponent
 from slime_core.track.ledger import Journal, PendingGroups, PromptLedger, Recount
 from slime_core.track.record import SampleWriter
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds
@@ -68,7 +69,9 @@ def start(tmp_path: Path):
         engines: Engines, *, holds: bool = True, **settings: Any
     ) -> tuple[GroupScheduler, RequeueBuffer, PromptLedger]:
         ledger = PromptLedger(tmp_path)
-        supply = RequeueBuffer(PromptFiles(RunView(prompts=PromptRequest(path))), ledger.journal, holds=holds)
+        supply = RequeueBuffer(
+            RoutedComponent("mine", PromptFiles(RunView(prompts=PromptRequest(path)))), ledger.journal, holds=holds
+        )
         config = RolloutConfig(rollout_batch_size=2, **{"over_sampling_batch_size": 4, **settings})
         return GroupScheduler(supply, engines, config), supply, ledger
 
@@ -143,7 +146,9 @@ def supply(tmp_path: Path):
 
     def make(*, holds: bool = True) -> RequeueBuffer:
         request = PromptRequest(path, n_samples_per_prompt=2, shuffle=False)
-        return RequeueBuffer(PromptFiles(RunView(prompts=request)), Journal(tmp_path), holds=holds)
+        return RequeueBuffer(
+            RoutedComponent("mine", PromptFiles(RunView(prompts=request))), Journal(tmp_path), holds=holds
+        )
 
     return make
 

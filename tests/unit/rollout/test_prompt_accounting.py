@@ -33,11 +33,11 @@ from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
 from slime_core.plugins.activation import activate
 from slime_core.plugins.registry import Registry
-from slime_core.rollout import group_scheduler, sampler_components
+from slime_core.rollout import components, group_scheduler
+from slime_core.rollout.collected_rollout import CollectedRollout
+from slime_core.rollout.components import SamplerSettings
 from slime_core.rollout.reward_pool import RewardFailure
-from slime_core.rollout.rollout_batch import RolloutBatch
-from slime_core.rollout.sampler import Sampler
-from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.rollout.sampler import TrainSampler
 from slime_core.types import Sample
 from tests.unit.rollout.samplers import FOLDER, encoder
 from tests.unit.rollout.token_versions import token_versions
@@ -240,7 +240,7 @@ class Run:
         finally:
             await sampler.close()
 
-    async def one_step(self, sampler: Sampler, engine: Engine) -> None:
+    async def one_step(self, sampler: TrainSampler, engine: Engine) -> None:
         engine.may_fail = True
         await self.driven(engine, sampler.sample(self.step))
         self.look_at(self.trained[self.step])
@@ -259,7 +259,7 @@ class Run:
             assert "eval/sums" in await self.driven(engine, sampler.evaluate(self.step))
             self.count(sampler)
 
-    def publish(self, sampler: Sampler, engine: Engine) -> None:
+    def publish(self, sampler: TrainSampler, engine: Engine) -> None:
         if self.case.pause == "abort":
             engine.abort()
         for one in engine.flying:
@@ -292,7 +292,7 @@ class Run:
             if self.case.bound is not None and self.case.stale != "correct":
                 assert self.step - versions[0] <= self.case.bound, sample
 
-    def count(self, sampler: Sampler) -> None:
+    def count(self, sampler: TrainSampler) -> None:
         """Every group that was handed out is in one place: in a file, in the sampler's hands, or with its source."""
         cursor = sampler.cursor()
         source = cursor["source"].get("source", cursor["source"])
@@ -308,7 +308,7 @@ class Run:
         rows = [row for row in map(json.loads, lines) if row.get("dropped") != "requeued"]
         return {row["group"] for row in rows} - {row["group"] for row in rows if row["status"] == "aborted"}
 
-    def sampler(self, engine: Engine) -> Sampler:
+    def sampler(self, engine: Engine) -> TrainSampler:
         data = self.folder / "train.jsonl"
         data.write_text("".join(json.dumps({"prompt": f"1+{n}", "label": "2"}) + "\n" for n in range(9)))
         config = RunConfig(
@@ -318,13 +318,13 @@ class Run:
             eval=EvalConfig(eval_prompt_data=(("sums", data),)),
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sampler_components, "GenerateClient", lambda url, **_: engine)
-            patch.setattr(sampler_components, "PromptEncoder", lambda folder, **_: encoder())
+            patch.setattr(components, "GenerateClient", lambda url, **_: engine)
+            patch.setattr(components, "PromptEncoder", lambda folder, **_: encoder())
             where = SamplerSettings(config, FOLDER, data, "http://unused", samples_folder=self.folder / "samples")
-            sampler = Sampler(where, registry())
+            sampler = TrainSampler(where, registry())
         trainable = sampler._require_trainable
 
-        def seen(batch: RolloutBatch) -> list[Sample]:
+        def seen(batch: CollectedRollout) -> list[Sample]:
             self.trained[batch.rollout] = found = trainable(batch)
             return found
 
@@ -396,7 +396,7 @@ class Uneventful(Run):
         finally:
             await sampler.close()
 
-    def publish(self, sampler: Sampler, engine: Engine) -> None:
+    def publish(self, sampler: TrainSampler, engine: Engine) -> None:
         sampler.published(self.step)
 
     async def driven(self, engine: Engine, work: Coroutine[Any, Any, T]) -> T:

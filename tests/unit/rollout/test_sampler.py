@@ -19,9 +19,9 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import add_key, key_of_run
 from slime_core.errors import ConfigError, DataError, RunError
 from slime_core.generation import Generation, SamplingParams
-from slime_core.rollout.components import RoutedComponent
 from slime_core.rollout.evaluation import Evaluation
-from slime_core.rollout.sampler import EvalSampler, Sampler
+from slime_core.rollout.routing import RoutedComponent
+from slime_core.rollout.sampler import EvalSampler, TrainSampler
 from slime_core.types import Sample, Status
 from slime_testing.fake_engine import FakeEngine
 from tests.unit.rollout.samplers import END, FakeClient, answer, written
@@ -42,8 +42,8 @@ def build(make_sampler: Callable[..., Any], tmp_path: Path) -> Build:
     return make
 
 
-def generates(sampler: Sampler, function: Any, *, takes_groups: bool) -> None:
-    made = sampler._collector._generators._made  # type: ignore[union-attr]
+def generates(sampler: TrainSampler, function: Any, *, takes_groups: bool) -> None:
+    made = sampler._generator._generators._components  # type: ignore[union-attr]
     made["single_turn"] = RoutedComponent("single_turn", function, takes_groups=takes_groups)
 
 
@@ -123,7 +123,7 @@ async def test_a_reward_that_is_no_finite_number_is_refused_with_the_name_of_the
         async def score(self, samples: list[Sample]) -> list[Any]:
             return [reward] * len(samples)
 
-    sampler._collector._rewards._made["exact_match"] = RoutedComponent("exact_match", Odd(), takes_groups=False)
+    sampler._generator._rewards._components["exact_match"] = RoutedComponent("exact_match", Odd(), takes_groups=False)
     with pytest.raises(RunError, match="'exact_match'"):
         await sampler.sample(0)
 
@@ -280,13 +280,13 @@ async def test_a_row_decides_how_its_responses_are_sampled_in_training_and_evalu
         sample.metadata["sampling_params"] = {"max_new_tokens": 2, "stop_token_ids": [9]}
     context = sampler._components.context(0, evaluation=False)
     for group in groups:
-        await sampler._collector.collect(context, group, SamplingParams(stop_token_ids=(END,)))
+        await sampler._generator.collect(context, group, SamplingParams(stop_token_ids=(END,)))
     first, second = [sampling for _, sampling, _ in client.requests[-2:]]
     assert (first.max_new_tokens, first.stop_token_ids) == (2, (9, END))
     assert (second.max_new_tokens, second.stop_token_ids) == (1024, (END,))
     groups[1][0].metadata["sampling_params"] = {"temperature": 0.5}
     with pytest.raises(DataError, match=r"sample 2 of group 1: .*temperature = 0\.5"):
-        await sampler._collector.collect(context, groups[1], SamplingParams())
+        await sampler._generator.collect(context, groups[1], SamplingParams())
 
 
 async def test_an_auxiliary_model_answers_a_set_that_names_it(

@@ -18,9 +18,9 @@ from slime_core.config.secrets import PASS_ENV
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import CORE, local_file
 from slime_core.plugins.manifest import record
+from slime_core.rollout.components import default_num_workers
 from slime_core.rollout.reward_pool import RewardPool
 from slime_core.rollout.reward_worker import RewardPoolSettings
-from slime_core.rollout.sampler_components import default_num_workers
 from slime_core.types import RewardFailure, Sample
 from tests.processes import children, left_of, runs
 
