@@ -56,13 +56,11 @@ class RowInputs:
         return bool(self.columns)
 
     def tensors(self, device: torch.device | str) -> dict[str, torch.Tensor]:
-        """Name -> [n, ...] in its own dtype: the rows of every sample, one sample after the other."""
-        return {name: self._tensor(column).to(device) for name, column in self.columns.items()}
-
-    def _tensor(self, column: Opaque) -> torch.Tensor:
-        rows = np.concatenate([part(column, member) for member in self.members])
-        held = torch.from_numpy(rows)
-        return held if column.dtype == rows.dtype.name else held.view(getattr(torch, column.dtype))
+        """Return name -> [n, ...] in the dtype of the samples: the rows of every sample, one sample after the other."""
+        return {
+            name: torch.from_numpy(np.concatenate([part(column, member) for member in self.members])).to(device)
+            for name, column in self.columns.items()
+        }
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from slime_core.user_code.failures import boundary
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["InputProcessor", "Processed", "PromptEncoder", "PromptTokenizer", "has_processor"]
+__all__ = ["CheckpointProcessor", "Processed", "PromptEncoder", "PromptTokenizer", "has_processor"]
 
 
 PLACEHOLDER = "0assistant0turn0"
@@ -300,7 +300,7 @@ def has_processor(folder: Path) -> bool:
     return any((folder / name).is_file() for name in FILES)
 
 
-class InputProcessor:
+class CheckpointProcessor:
     """The processor of a checkpoint.
 
     Arguments:

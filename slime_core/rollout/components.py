@@ -16,7 +16,7 @@ from slime_core.plugins.lifecycle import Hooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
-from slime_core.prompts.chat import InputProcessor, PromptEncoder, has_processor
+from slime_core.prompts.chat import CheckpointProcessor, PromptEncoder, has_processor
 from slime_core.prompts.requests import PromptLengths, RunFilter, template_arguments, training_request
 from slime_core.prompts.row_checks import RowChecks, offered_to_rows
 from slime_core.rollout.engines.client import GenerateClient
@@ -244,11 +244,11 @@ class SamplerComponents:
             make=make,
         )
 
-    def _make_processor(self) -> InputProcessor | None:
+    def _make_processor(self) -> CheckpointProcessor | None:
         has_images = self._settings.trains and self._config.data.multimodal_keys is not None
         if not has_images or not has_processor(self._settings.folder):
             return None
-        return InputProcessor(self.encoder, trust_remote_code=self._config.model.trust_remote_code)
+        return CheckpointProcessor(self.encoder, trust_remote_code=self._config.model.trust_remote_code)
 
     def _make_client(self) -> GenerateClient:
         settings, config = self._settings, self._config

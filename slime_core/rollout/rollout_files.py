@@ -120,8 +120,8 @@ def _packed(value: Any) -> Any:
 
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, np.ndarray) and isinstance(held := as_json(value), dict):
-        return held
+    if isinstance(value, np.ndarray):
+        return as_json(value)
     raise TypeError(f"a {type(value).__name__}")
 
 

@@ -15,7 +15,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from slime_core.config.model_config import ForwardFlops, described, forward_flop
 from slime_core.config.schema import RunConfig
 from slime_core.contracts import GroupedRewards
 from slime_core.errors import ConfigError, RunError
-from slime_core.opaque import Array, Opaque, array_of, column
+from slime_core.opaque import Opaque, array_of, column
 from slime_core.ops.groups import loss_divisor, loss_factor, loss_weights
 from slime_core.ops.packing import balance, pack, pack_by_count, row_budget, split_steps
 from slime_core.ops.prefixes import LEAST_SAVED, Prefixes
@@ -409,50 +408,40 @@ class TrainInputs:
     """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
-        given = [_named(sample) for sample in samples]
-        names = sorted({name for own in given for name in own})
-        self._like = {name: next(own[name] for own in given if name in own) for name in names}
-        self._parts = {
-            name: [self._fitting(own.get(name), name, sample) for own, sample in zip(given, samples, strict=True)]
-            for name in names
-        }
+        inputs = [_named(sample) for sample in samples]
+        names = sorted({name for arrays in inputs for name in arrays})
+        like = {name: next(arrays[name] for arrays in inputs if name in arrays)[:0] for name in names}
+        self._parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        for sample, arrays in zip(samples, inputs, strict=True):
+            for name in names:
+                array = arrays.get(name, like[name])
+                if (array.dtype, array.shape[1:]) != (like[name].dtype, like[name].shape[1:]):
+                    difference = f"{_words(array)}, and another sample's is {_words(like[name])}"
+                    raise _refusal(sample, f"{name} is {difference}")
+                self._parts[name].append(array)
 
     def __bool__(self) -> bool:
         return bool(self._parts)
 
     def columns(self, members: Sequence[int]) -> dict[str, Opaque]:
-        """The inputs of ``members``, by name; a name that none of them has gets a column without rows."""
-        return {
-            name: column([parts[i] for i in members], self._like[name].dtype) for name, parts in self._parts.items()
-        }
-
-    def _fitting(self, found: Array | None, name: str, sample: Sample) -> Any:
-        like = self._like[name]
-        if found is None:
-            return like.values[:0]
-        if (found.dtype, found.values.shape[1:]) != (like.dtype, like.values.shape[1:]):
-            raise _refusal(sample, f"{name} of {_words(found)}, where another sample has {_words(like)}")
-        return found.values
+        """Return the inputs of ``members``, by name; a name that none of them has gets a column without rows."""
+        return {name: column([parts[i] for i in members]) for name, parts in self._parts.items()}
 
 
-def _named(sample: Sample) -> dict[str, Array]:
+def _named(sample: Sample) -> dict[str, np.ndarray]:
     inputs: object = sample.multimodal_train_inputs
     if inputs is None:
         return {}
     if not isinstance(inputs, Mapping) or not all(isinstance(name, str) for name in inputs):
         raise _refusal(sample, f"{inputs!r:.60}")
-    return {name: _array(sample, name, value) for name, value in inputs.items() if value is not None}
-
-
-def _array(sample: Sample, name: str, value: Any) -> Array:
     try:
-        return array_of(value)
+        return {name: array_of(value) for name, value in inputs.items() if value is not None}
     except (ValueError, TypeError) as problem:
-        raise _refusal(sample, f"{name}: {problem}") from None
+        raise _refusal(sample, str(problem)) from None
 
 
-def _words(array: Array) -> str:
-    return f"{array.dtype} [n{''.join(f', {size}' for size in array.values.shape[1:])}]"
+def _words(array: np.ndarray) -> str:
+    return f"{array.dtype} [n{''.join(f', {size}' for size in array.shape[1:])}]"
 
 
 def _refusal(sample: Sample, found: str) -> ValueError:

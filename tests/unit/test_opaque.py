@@ -25,13 +25,11 @@ def test_an_array_comes_back_from_json_bit_for_bit(dtype: str, shape: tuple[int,
 
 
 @pytest.mark.parametrize("dtype", TORCH)
-def test_a_tensor_of_a_dtype_that_numpy_lacks_comes_back_as_one(dtype: str) -> None:
+def test_a_tensor_of_a_dtype_that_numpy_lacks_becomes_float32(dtype: str) -> None:
     values = torch.tensor([[0.5, -2.0], [1.0, 0.0]]).to(getattr(torch, dtype))
     again = from_json(json.loads(json.dumps(as_json(values))))
-    assert again.dtype is values.dtype
-    assert torch.equal(again.float(), values.float())
-    assert array_of(values).dtype == dtype
-    assert len(array_of(values).values) == 2
+    assert (again.dtype, again.tolist()) == (np.float32, values.float().tolist())
+    assert array_of(values).dtype == np.float32
 
 
 def test_values_that_are_no_arrays_are_unchanged() -> None:
@@ -50,14 +48,14 @@ def test_arrays_without_rows_of_numbers_are_refused(value: object) -> None:
 
 
 def test_lists_and_foreign_byte_orders_become_arrays_of_this_machine() -> None:
-    assert array_of([[1, 2], [3, 4]]).values.tolist() == [[1, 2], [3, 4]]
+    assert array_of([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
     found = array_of(np.array([1, 2], ">f4"))
-    assert (found.values.dtype, found.values.tolist()) == (np.dtype("float32"), [1, 2])
+    assert (found.dtype, found.tolist()) == (np.dtype("float32"), [1, 2])
 
 
 def test_equal_arrays_stand_in_a_column_once() -> None:
     pixels, other = np.array([[1, 2], [3, 4]]), np.array([[5, 6]])
-    found = column([pixels[:0], pixels, other, pixels.copy(), pixels], "int64")
+    found = column([pixels[:0], pixels, other, pixels.copy(), pixels])
     assert found.values.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert found.starts_B.tolist() == [0, 0, 2, 0, 0]
     assert found.counts_B.tolist() == [0, 2, 1, 2, 2]
@@ -65,7 +63,7 @@ def test_equal_arrays_stand_in_a_column_once() -> None:
 
 
 def test_rows_of_no_numbers_keep_their_count() -> None:
-    found = column([np.empty((2, 0)), np.empty((3, 0))], "float64")
+    found = column([np.empty((2, 0)), np.empty((3, 0))])
     assert [part(found, sample).shape for sample in (0, 1)] == [(2, 0), (3, 0)]
 
 

@@ -18,7 +18,7 @@ from slime_core.builtin.rollout import SingleTurn
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError, RunError
 from slime_core.generation import GenerateContext, Generation, SamplingParams
-from slime_core.prompts.chat import InputProcessor, PromptEncoder, has_processor
+from slime_core.prompts.chat import CheckpointProcessor, PromptEncoder, has_processor
 from slime_core.rollout.components import SamplerComponents
 from slime_core.types import Sample, Status
 
@@ -67,7 +67,7 @@ def encoder(folder: Path) -> PromptEncoder:
 
 @pytest.fixture
 def processor(encoder: PromptEncoder) -> Any:
-    found = InputProcessor(encoder)
+    found = CheckpointProcessor(encoder)
     yield found
     found.close()
 
