@@ -94,7 +94,6 @@ def check_files(
             recorded,
             range(first, config.rollout.num_rollout),
             temperature=config.rollout.rollout_temperature,
-            vocab_size=whole_number(start_weights(config), "vocab_size"),
         )
         return []
     formats = prompt_formats(registry, options, run_view(config, options))

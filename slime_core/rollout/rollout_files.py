@@ -1,22 +1,22 @@
-"""Rollouts on disk, to be trained again: one file a rollout, JSON Lines, written whole or not at all.
+"""Rollouts on disk, to train on them again: one JSON Lines file a rollout, replaced atomically.
 
     {"format": "slime rollout", "version": 1, "rollout": 3, "temperature": 1.0, "trained": 2, "samples": 3, ...}
     {"group_index": 6, "index": 12, "tokens": [5, 14, 5, 7, 1], "rollout_log_probs": [-0.25, -0.5], ...}
     ...
 
-The first line says what the file is, every other is :meth:`~slime_core.types.Sample.to_dict` of one sample. The first
-``trained`` of them are trained on, in this order, siblings side by side; the others were aborted or failed. Numbers
-come back bit for bit, since JSON writes enough digits of each. Reading runs nothing of what a file holds.
+The first line is a header; each other line is :meth:`~slime_core.types.Sample.to_dict` of one sample. The first
+``trained`` samples are trained on, in this order, siblings side by side; the others were aborted or failed. Numbers
+come back bit for bit, because JSON writes enough digits. Reading a file runs no code.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slime_core.errors import DataError, RunError
 from slime_core.opaque import as_json, from_json
@@ -27,20 +27,17 @@ from slime_core.untrusted import open_regular
 FORMAT = "slime rollout"
 VERSION = 1
 
-PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-"""First bytes of files that torch.save or pickle wrote."""
-
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One rollout as it was recorded.
+    """A recorded rollout.
 
     Arguments:
         rollout: its number.
-        temperature: that it was sampled at.
-        trained: samples that are trained on.
+        temperature: of sampling.
+        trained: samples to train on.
         lost: samples that were aborted or failed.
-        cursor: where the data source stood after it.
+        cursor: the position of the data source after it.
     """
 
     rollout: int
@@ -56,22 +53,20 @@ class Recorded:
 
     @property
     def lost_groups(self) -> list[PromptGroup]:
-        """The others by prompt group."""
+        """The lost samples by prompt group."""
         return _runs(self.lost)
 
     def subsampled(self, share: float | None) -> Recorded:
-        """The same with the first ``share`` of its prompt groups, at least one; None: itself."""
+        """Return the rollout with the first ``share`` of its prompt groups, at least one; None: all groups."""
         if share is None:
             return self
-        groups = self.groups
-        kept = groups[: max(1, round(share * len(groups)))]
-        samples = [sample for group in kept for sample in group]
+        groups = self.groups[: max(1, round(share * len(self.groups)))]
+        samples = [sample for group in groups for sample in group]
         return Recorded(self.rollout, self.temperature, samples, [], self.cursor)
 
 
 def rollout_file(template: Path, rollout: int) -> Path:
-    """The file of one rollout; ``{rollout_id}`` stands for its number: ``debug/{rollout_id}.jsonl`` is
-    ``debug/3.jsonl``."""
+    """Return the file of one rollout: ``debug/{rollout_id}.jsonl`` becomes ``debug/3.jsonl``."""
     return Path(f"{template}".replace("{rollout_id}", f"{rollout}"))
 
 
@@ -83,10 +78,10 @@ def _runs(samples: Sequence[Sample]) -> list[PromptGroup]:
 
 
 def write_rollout(path: Path, recorded: Recorded) -> Path:
-    """``path`` holds ``recorded``, or what it held before, never a part.
+    """Write ``recorded`` to ``path`` atomically.
 
     Raises:
-        RunError: a sample holds something that JSON has no words for; names the sample and the field.
+        RunError: JSON cannot represent a field of a sample; names the sample and the field.
     """
     samples = [*recorded.trained, *recorded.lost]
     header = {
@@ -103,16 +98,16 @@ def write_rollout(path: Path, recorded: Recorded) -> Path:
 
 
 def _line(sample: Sample) -> str:
-    parts = []
+    entries = []
     for name, value in sample.to_dict().items():
         try:
-            parts.append(f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, default=_packed)}")
+            entries.append(f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, default=_packed)}")
         except (TypeError, ValueError) as problem:
             raise RunError(
                 f"sample {sample.index}: its {name} cannot be saved as JSON: {problem}. Keep numbers, text, lists, "
                 "tables and NumPy arrays of numbers in samples, or leave --save-debug-rollout-data out."
             ) from None
-    return f"{{{', '.join(parts)}}}"
+    return f"{{{', '.join(entries)}}}"
 
 
 def _packed(value: Any) -> Any:
@@ -129,155 +124,95 @@ def _packed(value: Any) -> Any:
 
 
 def read_rollout(path: Path) -> Recorded:
-    """The rollout in ``path``.
+    """Return the rollout in ``path``.
 
     Raises:
         DataError: the file is missing or malformed; names the line.
     """
-    lines = _lines(path)
-    header = _header(path, next(lines, b""))
+    with _opened(path) as file:
+        header, *lines = file.read().splitlines() or [b""]
+    fields = _header(path, header)
     samples = [_sample(path, number, line) for number, line in enumerate(lines, start=2)]
-    expected, trained = header["samples"], header["trained"]
-    if len(samples) != expected or not 0 <= trained <= expected:
+    trained = fields["trained"]
+    if len(samples) != fields["samples"] or not 0 <= trained <= len(samples):
         raise DataError(
-            f"{path}, line 1: it announces {expected} samples, {trained} of them trained, and {len(samples)} follow, "
-            "so the file was cut or added to; save the rollout again"
+            f"{path}, line 1: the header announces {fields['samples']} samples, {trained} of them trained, and "
+            f"{len(samples)} follow; save the rollout again"
         )
-    for number, sample in enumerate(samples[:trained], start=2):
-        _refuse_untrainable(path, number, sample)
-    return Recorded(header["rollout"], header["temperature"], samples[:trained], samples[trained:], header["cursor"])
+    return Recorded(fields["rollout"], fields["temperature"], samples[:trained], samples[trained:], fields["cursor"])
 
 
 def read_numbered(template: Path, rollout: int) -> Recorded:
-    """The rollout of that number, from its :func:`rollout_file`.
+    """Return the rollout of that number, from its :func:`rollout_file`.
 
     Raises:
         DataError: its file is missing, malformed, or another rollout's.
     """
     path = rollout_file(template, rollout)
-    found = read_rollout(path)
-    if path != template and found.rollout != rollout:
+    recorded = read_rollout(path)
+    if path != template and recorded.rollout != rollout:
         raise DataError(
-            f"{path}, line 1: this is rollout {found.rollout}, and its name says {rollout}; give the files their "
-            "names back, or name this one file alone with --load-debug-rollout-data"
+            f"{path}, line 1: this is rollout {recorded.rollout}, but its name says {rollout}; rename the files, or "
+            "name this file alone with --load-debug-rollout-data"
         )
-    return found
+    return recorded
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _opened(path: Path) -> BinaryIO:
     try:
-        with open_regular(path) as file:
-            if file.read(4).startswith(PICKLED):
-                raise DataError(
-                    f"{path} was written by torch.save or pickle, as slime's debug files are, and reading it would run "
-                    "whatever its writer put into it; accepted: JSON Lines as --save-debug-rollout-data writes them"
-                )
-            file.seek(0)
-            yield from file
+        return open_regular(path)
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror}; accepted: a saved rollout") from problem
 
 
 def _header(path: Path, line: bytes) -> dict[str, Any]:
-    found = _object(path, 1, line)
-    if found.get("format") != FORMAT or found.get("version") != VERSION:
-        shown = f"format {found.get('format')!r}, version {found.get('version')!r}"
+    header = _object(path, 1, line)
+    missing = {"rollout", "temperature", "trained", "samples", "cursor"} - header.keys()
+    if header.get("format") != FORMAT or header.get("version") != VERSION or missing:
         raise DataError(
-            f"{path}, line 1: {shown}; accepted: a rollout as --save-debug-rollout-data writes it, format "
+            f"{path}, line 1: {line[:80]!r}; accepted: a rollout as --save-debug-rollout-data writes it, format "
             f"{FORMAT!r}, version {VERSION}"
         )
-    kinds = {"rollout": int, "temperature": float, "trained": int, "samples": int, "cursor": dict}
-    wrong = [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]
-    if wrong:
-        raise DataError(f"{path}, line 1: {', '.join(wrong)} is missing or of another kind; save the rollout again")
-    return found
+    return header
 
 
 def _sample(path: Path, number: int, line: bytes) -> Sample:
-    values = _object(path, number, line)
     try:
-        return Sample.from_dict(values)
+        return Sample.from_dict(_object(path, number, line))
     except (TypeError, ValueError, OverflowError) as problem:
         raise DataError(f"{path}, line {number}: no sample: {problem}; save the rollout again") from None
 
 
-def _refuse_untrainable(path: Path, number: int, sample: Sample) -> None:
-    length, sampled = sample.response_length, len(sample.rollout_log_probs or ())
-    wrong = ""
-    if sample.reward is None:
-        wrong = "no reward"
-    elif not 0 < length < len(sample.tokens):
-        wrong = f"response_length = {length} of {len(sample.tokens)} tokens, prompt included"
-    elif sampled != length:
-        wrong = f"{sampled} rollout_log_probs for {length} response tokens"
-    if wrong:
-        raise DataError(
-            f"{path}, line {number}: {wrong}; a sample that is trained on has a reward, a prompt, a response and a "
-            "log-probability of each of its tokens"
-        )
-
-
 def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line, object_hook=from_json)
+        values = json.loads(line, object_hook=from_json)
+        if isinstance(values, dict):
+            return values
     except (ValueError, TypeError, RecursionError) as problem:
-        raise DataError(f"{path}, line {number}: no JSON: {problem}; save the rollout again") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path}, line {number}: a {type(found).__name__}, not an object; save the rollout again")
-    return found
+        raise DataError(f"{path}, line {number}: no JSON: {problem}; accepted: a saved rollout") from None
+    raise DataError(f"{path}, line {number}: a {type(values).__name__}, not an object; accepted: a saved rollout")
 
 
-MOST_BYTES = 256 * 2**20
-"""Bytes of files that are checked before the run starts, in about three seconds; later files are checked when read."""
-
-
-def screen_rollouts(template: Path, rollouts: range, *, temperature: float, vocab_size: int | None) -> None:
-    """Check the files of ``rollouts`` before a run trains them.
-
-    Arguments:
-        template: see :func:`rollout_file`.
-        temperature: the run divides logits by it.
-        vocab_size: of the model; None: unknown.
+def screen_rollouts(template: Path, rollouts: range, *, temperature: float) -> None:
+    """Check the headers of the files of ``rollouts`` before a run trains on them.
 
     Raises:
-        DataError: files are missing or malformed, were sampled at another temperature, or hold tokens that the model
-            does not have; names file and line.
+        DataError: files are missing or malformed, or were sampled at another temperature than the ``temperature`` by
+            which the learner divides logits; names file and line.
     """
-    _refuse_missing(template, rollouts)
-    left = MOST_BYTES
-    for rollout in rollouts:
-        path = rollout_file(template, rollout)
-        left -= path.stat().st_size
-        if left < 0 and rollout != rollouts[0]:
-            return
-        found = read_numbered(template, rollout)
-        if found.temperature != temperature:
-            raise DataError(
-                f"{path}, line 1: sampled at temperature {found.temperature:g}, and rollout_temperature = "
-                f"{temperature:g} would divide the learner's logits by another number; add --rollout-temperature "
-                f"{found.temperature:g}"
-            )
-        _refuse_foreign(path, found, vocab_size)
-
-
-def _refuse_missing(template: Path, rollouts: range) -> None:
-    missing = [rollout for rollout in rollouts if not rollout_file(template, rollout).is_file()]
+    paths = [rollout_file(template, rollout) for rollout in rollouts]
+    missing = [path for path in paths if not path.is_file()]
     if missing:
-        there = missing[0] - rollouts[0]
-        fewer = f"give --num-rollout {missing[0]}, or " if there else ""
         raise DataError(
-            f"load_debug_rollout_data: num_rollout = {rollouts[-1] + 1} asks for rollouts {rollouts[0]} to "
-            f"{rollouts[-1]}, and {len(missing)} of these {len(rollouts)} have no file, first "
-            f"{rollout_file(template, missing[0])}; {fewer}save them with --save-debug-rollout-data"
+            f"load_debug_rollout_data: num_rollout = {rollouts.stop} needs rollouts {rollouts.start} to "
+            f"{rollouts.stop - 1}, but {len(missing)} of these {len(rollouts)} have no file, first {missing[0]}; lower "
+            "--num-rollout, or save them with --save-debug-rollout-data"
         )
-
-
-def _refuse_foreign(path: Path, found: Recorded, vocab_size: int | None) -> None:
-    for number, sample in enumerate([*found.trained, *found.lost], start=2):
-        largest, smallest = max(sample.tokens, default=0), min(sample.tokens, default=0)
-        if smallest < 0 or (vocab_size is not None and largest >= vocab_size):
+    for path in paths:
+        with _opened(path) as file:
+            recorded = _header(path, file.readline())["temperature"]
+        if recorded != temperature:
             raise DataError(
-                f"{path}, line {number}: token {largest if smallest >= 0 else smallest}, and the model's vocabulary "
-                f"has 0 to {(vocab_size or 0) - 1} (vocab_size = {vocab_size} in config.json); these rollouts are of "
-                "another tokenizer, so give --hf-checkpoint the model that they were generated with"
+                f"{path}, line 1: sampled at temperature {recorded:g}, but rollout_temperature = {temperature:g}; add "
+                f"--rollout-temperature {recorded:g}"
             )

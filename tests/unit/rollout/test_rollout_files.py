@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def screen(tmp_path: Path, count: int = 1, **more: object) -> None:
-    options = {"temperature": 0.7, "vocab_size": 5} | more
+    options = {"temperature": 0.7} | more
     screen_rollouts(tmp_path / "{rollout_id}.jsonl", range(count), **options)  # type: ignore[arg-type]
 
 
@@ -82,9 +81,9 @@ def test_a_share_takes_whole_groups_from_the_front() -> None:
     [
         (1, "{", "property name"),
         (1, "[]", "list"),
-        (1, '{"format": "other"}', "'other', version None"),
-        (1, '{"format": "slime rollout", "version": 2}', "version 2"),
-        (1, '{"format": "slime rollout", "version": 1}', "rollout, temperature, trained, samples, cursor"),
+        (1, '{"format": "other"}', "other"),
+        (1, '{"format": "slime rollout", "version": 2}', "slime rollout"),
+        (1, '{"format": "slime rollout", "version": 1}', "version 1"),
         (1, f'{HEADER}, "trained": -1}}', "4 samples, -1 "),
         (1, f'{HEADER}, "trained": 5}}', "4 samples, 5 "),
         pytest.param(1, "[" * 200_000, "recursion", id="deep"),
@@ -94,9 +93,6 @@ def test_a_share_takes_whole_groups_from_the_front() -> None:
         (3, '{"tokens": [99999999999]}', ""),
         (3, '{"status": "asleep"}', "'asleep'"),
         (3, '{"metadata": {"__array__": "|O8", "shape": [1], "data": ""}}', "object"),
-        (3, "{}", "no reward"),
-        (3, '{"reward": 1, "tokens": [1], "response_length": 1}', "response_length = 1 "),
-        (3, '{"reward": 1, "tokens": [1, 2], "response_length": 1}', "0 rollout_log_probs .* 1 "),
     ],
 )
 def test_damage_is_reported_with_file_and_line(file: Path, line: int, text: str, names: str) -> None:
@@ -107,35 +103,16 @@ def test_damage_is_reported_with_file_and_line(file: Path, line: int, text: str,
         read_rollout(file)
 
 
-class Trap:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return print, ("ran",)
-
-
-@pytest.mark.parametrize("start", [b"PK\x03\x04", pickle.dumps(Trap())])
-def test_a_pickle_is_reported_and_never_read(file: Path, start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    file.write_bytes(start + file.read_bytes())
-    with pytest.raises(DataError, match=r"0\.jsonl .*torch\.save"):
-        read_rollout(file)
-    assert capsys.readouterr().out == ""
-
-
 def test_missing_files_are_counted_before_anything_is_read(file: Path) -> None:
     first = f"{file.parent}/1.jsonl"
-    names = rf"load_debug_rollout_data: num_rollout = 3 .* 2 of these 3 .*{first};.*--num-rollout 1"
+    names = rf"load_debug_rollout_data: num_rollout = 3 .* 2 of these 3 .*{first};.*--num-rollout"
     with pytest.raises(DataError, match=names):
         screen(file.parent, 3)
 
 
 def test_another_temperature_is_refused(file: Path) -> None:
-    with pytest.raises(DataError, match=r"0\.7, .*rollout_temperature = 1 .*--rollout-temperature"):
+    with pytest.raises(DataError, match=r"0\.7, .*rollout_temperature = 1.*--rollout-temperature 0\.7"):
         screen(file.parent, temperature=1.0)
-
-
-@pytest.mark.parametrize("size", [4, 3])
-def test_tokens_that_the_model_does_not_have_are_refused(file: Path, size: int) -> None:
-    with pytest.raises(DataError, match=rf"{file}, line 2: token 4, .*vocab_size = {size} .*--hf-checkpoint"):
-        screen(file.parent, vocab_size=size)
 
 
 def test_a_file_under_another_number_is_refused_unless_it_is_named_alone(file: Path) -> None:
