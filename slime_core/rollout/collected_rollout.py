@@ -75,7 +75,7 @@ class Staleness:
     """The bound of a run.
 
     Arguments:
-        bound: largest staleness in trained rollouts; None: there is no bound.
+        bound: largest staleness in trained rollouts. None: there is no bound.
         stale: treatment of groups above it.
         measured: always report ``rollout/staleness/...``; False: only if a sample is older than the weights that it
             trains, as a trajectory from a file can be.
@@ -155,7 +155,7 @@ class CollectedRollout:
         staleness: the run's bound.
         prompts: receives groups that are too old if ``--stale-samples`` is ``requeue``.
         components: supply the arguments of generate functions to a rollout source.
-        generator: scores samples without a reward; None: all samples have one.
+        generator: scores samples without a reward. None: all samples have one.
 
     Attributes:
         received: every group, in order of arrival.

@@ -42,9 +42,9 @@ class SamplerSettings(ProcessSettings):
         prompt_data: the training prompts.
         router_url: receives generation requests.
         num_ranks: data-parallel ranks of the learner.
-        samples_folder: receives readable samples; None: no samples are written.
-        bad_rows: receives the mistakes of rows that are left out of the prompts; None: they are not written.
-        rewards_log: receives the output of reward models; None: it is discarded.
+        samples_folder: receives readable samples. None: no samples are written.
+        bad_rows: receives the mistakes of rows that are left out of the prompts. None: they are not written.
+        rewards_log: receives the output of reward models. None: it is discarded.
         num_engines: servers of the router, for the number of requests in flight.
         engine_urls: of engines that get requests directly; empty: requests go to the router.
         masks_up_to: as in :class:`GenerateClient`.
@@ -68,7 +68,7 @@ class SamplerComponents:
 
     Arguments:
         hooks: of plugins, called after generation and for evaluations.
-        manifest: of the plugins in ``registry``, for reward models in separate processes; None: they run in this one.
+        manifest: of the plugins in ``registry``, for reward models in separate processes. None: they run in this one.
         encoder: prompts to ids, ids to text; see :func:`make_encoder`.
 
     Attributes:
@@ -271,7 +271,7 @@ def make_encoder(settings: SamplerSettings, *, templated: bool | None = None) ->
     """Return the encoder of the run's model.
 
     Arguments:
-        templated: render prompts with the chat template; None: if ``--apply-chat-template`` is given.
+        templated: render prompts with the chat template. None: if ``--apply-chat-template`` is given.
 
     Raises:
         DataError: the tokenizer lacks the chat template that is needed.

@@ -43,7 +43,7 @@ class _LoadedSet:
         groups: one group a prompt; each evaluation generates copies.
         max_new_tokens: of the responses of each group.
         num_too_long: prompts that were left out.
-        client: of another model; None: the policy generates.
+        client: of another model. None: the policy generates.
     """
 
     settings: EvalSet
@@ -84,7 +84,7 @@ class Evaluation:
 
         Arguments:
             context: of an evaluation; its number is the training step.
-            source: the training prompts, for ``slime_evaluate``; None: this sampler takes no prompts.
+            source: the training prompts, for ``slime_evaluate``. None: this sampler takes no prompts.
 
         Raises:
             RunError: no sample of a set was answered.

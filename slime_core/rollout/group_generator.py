@@ -3,12 +3,12 @@
 The group scheduler (through ``sampler.GroupRunner``) and evaluations call :class:`GroupGenerator`.
 
     train_sampling, eval_sampling, apply_row_sampling   sampling parameters of a run, an evaluation set, a row
-    prepare_group    resumes the aborted samples of a group where the generate function can, and resets the others
+    prepare_group    resumes the aborted samples of a group if the generate function can, and resets the others
     GroupGenerator   generates and rewards whole groups, with retries
     GroupAttempt     calls the generate function, the hooks and the reward model for the samples of one group
 
-A row may name its own generate function and reward model (:mod:`slime_core.prompts.row_checks`). A reward model that
-takes one sample scores it as soon as it is generated; a reward model that takes groups scores the group after all
+A row may name a generate function and a reward model (:mod:`slime_core.prompts.row_checks`). A reward model that
+takes one sample scores it immediately after generation; a reward model that takes groups scores the group after all
 retries.
 
 A failure of the engines fails the samples of that call only. Any other exception of a generate function ends the run,
@@ -55,17 +55,17 @@ def train_sampling(config: RunConfig, *, end_ids: tuple[int, ...]) -> SamplingPa
     )
 
 
-def eval_sampling(one: EvalSet, *, end_ids: tuple[int, ...]) -> SamplingParams:
+def eval_sampling(eval_set: EvalSet, *, end_ids: tuple[int, ...]) -> SamplingParams:
     """Return the sampling parameters of an evaluation set."""
-    penalty = one.repetition_penalty
+    penalty = eval_set.repetition_penalty
     return SamplingParams(
-        temperature=one.temperature,
-        top_p=one.top_p,
-        top_k=one.top_k,
-        max_new_tokens=one.max_response_len,
-        min_new_tokens=one.min_new_tokens,
-        stop=one.stop,
-        stop_token_ids=(*one.stop_token_ids, *end_ids),
+        temperature=eval_set.temperature,
+        top_p=eval_set.top_p,
+        top_k=eval_set.top_k,
+        max_new_tokens=eval_set.max_response_len,
+        min_new_tokens=eval_set.min_new_tokens,
+        stop=eval_set.stop,
+        stop_token_ids=(*eval_set.stop_token_ids, *end_ids),
         max_kept=None,  # nothing is trained on them
         extra={} if penalty is None else {"repetition_penalty": penalty},
     )
@@ -142,15 +142,15 @@ def prepare_group(group: PromptGroup, generator: RoutedComponent, reward: Routed
 
 def _keep_first_of(group: PromptGroup, generations: set[int | None]) -> list[Sample]:
     """Return ``group`` with only the first sample of each of ``generations``."""
-    kept, seen = [], set()
+    samples, first_ids = [], set()
     for sample in group:
         if sample.rollout_id not in generations:
-            kept.append(sample)
-        elif sample.rollout_id not in seen:
-            seen.add(sample.rollout_id)
+            samples.append(sample)
+        elif sample.rollout_id not in first_ids:
+            first_ids.add(sample.rollout_id)
             sample.rollout_id = None
-            kept.append(sample)
-    return kept
+            samples.append(sample)
+    return samples
 
 
 def _stays(sample: Sample, generator: RoutedComponent) -> bool:
@@ -172,7 +172,7 @@ class GroupGenerator:
     Arguments:
         generators, rewards: the components to choose from.
         rollout: settings; ``reward_key``, ``failed_samples`` and ``partial_rollout`` are read.
-        hooks: called with samples before they are rewarded; None: no hooks.
+        hooks: called with samples before they are rewarded. None: no hooks.
 
     Attributes:
         dispatcher: calls the reward models, and counts samples without a reward.
@@ -286,16 +286,19 @@ class GroupGenerator:
 
 
 def _is_repeatable(sample: Sample) -> bool:
-    """Whether the failure may be temporary, and the sample has no siblings: one generation returns all of them."""
+    """Return whether the failure may be temporary and the sample has no siblings, which one generation returns."""
     return sample.status is Status.FAILED and sample.rollout_id is None and sample.failure_cause not in FINAL
 
 
-def mark_missing_failed(given: PromptGroup, made: PromptGroup) -> list[Sample]:
-    """Return the samples of ``given`` that the generate function did not return, marked as failed."""
-    returned = {sample.index for sample in made}
-    lost = [sample for sample in given if sample.index not in returned]
+def mark_missing_failed(group: PromptGroup, returned: PromptGroup) -> list[Sample]:
+    """Return the samples of ``group`` that the generate function did not return, marked as failed."""
+    indices = {sample.index for sample in returned}
     error = "the generate function did not return it"
-    return [replace(one, status=Status.FAILED, reward=None, error=error, failure_cause=NOT_RETURNED) for one in lost]
+    return [
+        replace(sample, status=Status.FAILED, reward=None, error=error, failure_cause=NOT_RETURNED)
+        for sample in group
+        if sample.index not in indices
+    ]
 
 
 def _place_in(group: PromptGroup) -> Callable[[Sample], int]:
@@ -310,9 +313,9 @@ class GroupAttempt:
 
     Arguments:
         generator: the generate function.
-        reward: scores each sample as soon as it is generated; None: the group is scored later.
+        reward: scores each sample immediately after generation. None: the group is scored later.
         context, sampling: the other arguments of ``generator``.
-        hooks: called with samples before they are rewarded; None: no hooks.
+        hooks: called with samples before they are rewarded. None: no hooks.
         dispatcher: calls ``reward``.
         generating: counts the samples that ``generator`` works on, under its name.
     """
@@ -365,9 +368,9 @@ class GroupAttempt:
             answer = [sample if is_done else _failed(sample, failure) for sample, is_done in pairs]
         finally:
             self.generating[self.generator.name] -= len(samples)
-        made = require_samples(self.generator, answer)
-        parents.adopt(made)
-        return made
+        returned = require_samples(self.generator, answer)
+        parents.adopt(returned)
+        return returned
 
     async def _call_hooks(self, samples: list[Sample], *, finished: set[int]) -> list[Sample]:
         """Call ``slime_after_generate`` with finished samples, except those whose ids are in ``finished``."""

@@ -44,7 +44,7 @@ from slime_core.track.ledger import Journal, PendingGroups
 from slime_core.types import PromptGroup, Sample, Status
 
 ABORT_LIMIT_S = 30.0
-"""Seconds for aborted requests to return: an engine answers within a second, a reward model within its own limit."""
+"""Seconds for aborted requests to return: an engine answers within a second, a reward model within its time limit."""
 
 
 class GroupWork(Protocol):
@@ -72,8 +72,8 @@ class _Group:
         number: order of admission.
         prompts: its samples before generation.
         version: oldest weights that sampled, or will sample, a token of it.
-        result: its samples, generated and rewarded; None: in flight.
-        task: generates it; None: the group was restored from a checkpoint.
+        result: its samples, generated and rewarded. None: in flight.
+        task: generates it. None: the group was restored from a checkpoint.
     """
 
     number: int

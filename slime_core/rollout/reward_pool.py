@@ -1,4 +1,4 @@
-"""The pool of reward processes: a reward that hangs, crashes or exhausts memory fails its own samples and no others.
+"""The pool of reward processes: a reward that hangs, crashes or exhausts memory fails only the samples of its call.
 
     RewardPool      chooses the process of each call, and repeats lost calls
     RewardProcess   one process, seen from the sampler: its socket, its calls in flight, and its end
@@ -52,7 +52,7 @@ END_GRACE_S = 10.0
 """Seconds after SIGTERM in which the supervisor kills all descendants; after SIGKILL it could not."""
 
 CALLS_PER_PROCESS = 16
-"""Calls in flight in one process; more wait in the sampler, where a crash does not lose them."""
+"""Calls in flight in one process; more wait in the sampler, because a crash loses calls in flight."""
 
 Answers = list[Reward | RewardFailure] | RewardFailure
 """One answer for each sample of a call, or why the call failed."""
@@ -85,9 +85,9 @@ class RewardProcess:
         self.is_running = True
         self._has_leftovers = False
         self._last_message_s = 0.0
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = _spawn(settings, theirs)
+        self._socket, remote = socket.socketpair()
+        with remote:
+            self._process = _spawn(settings, remote)
 
     async def connect(self) -> None:
         """Send the settings, and wait until the process has loaded the plugins.
@@ -113,7 +113,7 @@ class RewardProcess:
 
     @property
     def takes_calls(self) -> bool:
-        """Whether the process runs, and no call has left a thread, a child or memory in it."""
+        """True if the process runs, and no call has left a thread, a child or memory in it."""
         return self.is_running and not self._has_leftovers
 
     async def score(self, name: str, samples: list[Sample], *, idle: Callable[[], None] | None = None) -> Answers:
@@ -201,16 +201,16 @@ class RewardProcess:
         await self.end("timeout")
 
     def _is_overdue(self) -> bool:
-        """Whether a call has run beyond the limit, or the process has started none of its calls for as long."""
+        """Return whether a call has run beyond the limit, or the process has not started any call for as long."""
         calls = [call for call in self._calls.values() if not call.answer.done()]
         starts = [call.started_s for call in calls if call.started_s is not None]
         since_s = starts or [max(call.sent_s, self._last_message_s) for call in calls]
         return time.monotonic() - min(since_s, default=math.inf) > self._settings.timeout_s + GRACE_S
 
 
-def _spawn(settings: RewardPoolSettings, theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(settings: RewardPoolSettings, remote: socket.socket) -> subprocess.Popen[bytes]:
     parent = os.getpid()
-    program = [sys.executable, "-m", "slime_core.rollout.reward_worker", str(theirs.fileno())]
+    program = [sys.executable, "-m", "slime_core.rollout.reward_worker", str(remote.fileno())]
     log: Any = subprocess.DEVNULL if settings.log_file is None else settings.log_file.open("ab")
     try:
         return subprocess.Popen(
@@ -218,7 +218,7 @@ def _spawn(settings: RewardPoolSettings, theirs: socket.socket) -> subprocess.Po
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[remote.fileno()],
             start_new_session=True,
             env={
                 **needed_environment(*PROXIES, *named_variables(settings.run.settings)),

@@ -1,8 +1,8 @@
 """Scores samples: a finished sample gets its reward, or has failed with a cause.
 
-    RewardDispatcher   calls the reward model of a sample, and checks and counts what it returns
-    make_scorer        name -> scorer: in the pool of reward processes, or in the sampler where the traits of the reward
-                       model say that it cannot hang
+    RewardDispatcher   calls the reward model of a sample, checks the reward, and counts failures
+    make_scorer        name -> scorer: in the pool of reward processes, or in the sampler if the traits of the reward
+                       model have ``isolated=False``
     WeightedSum        a sum of reward models; the reward of each part is stored in the sample's metadata
 
 A scorer returns a reward or a :class:`~slime_core.types.RewardFailure` for each sample. An evaluation counts a sample
@@ -38,10 +38,10 @@ LARGEST = sys.float_info.max
 
 
 class RewardDispatcher:
-    """Asks reward models, and counts what has no reward.
+    """Calls reward models, and counts samples without a reward.
 
     Arguments:
-        rollout: says which of several rewards trains, where a row does not.
+        rollout: ``reward_key`` is the default for rows without a reward key.
 
     Attributes:
         num_in_flight: samples that wait for a reward.
@@ -55,15 +55,15 @@ class RewardDispatcher:
     async def score(
         self, reward_model: RoutedComponent, samples: list[Sample], *, evaluation: bool = False
     ) -> list[Sample]:
-        """The samples; those without a reward are scored, and one that the generate function has given stays.
+        """Score the finished samples without a reward; return all samples.
 
         Raises:
-            RunError: a reward model that runs here returned too few or too many rewards.
+            RunError: a reward model in this process returned too few or too many rewards.
             PluginError: the processes of reward models cannot load the plugins.
         """
         scorable = [sample for sample in samples if is_finished(sample)]
         missing = [sample for sample in scorable if sample.reward is None]
-        given = [(sample, sample.reward) for sample in scorable if sample.reward is not None]
+        rewarded = [(sample, sample.reward) for sample in scorable if sample.reward is not None]
         self.num_in_flight += len(missing)
         try:
             answers = await reward_model.component.score(missing) if missing else []
@@ -71,8 +71,8 @@ class RewardDispatcher:
             self.num_in_flight -= len(missing)
         for sample, answer in zip(missing, answers, strict=True):
             self._settle(sample, answer, f"reward model {reward_model.name!r} returned", evaluation=evaluation)
-        for sample, own in given:
-            self._settle(sample, own, "the generate function gave the reward", evaluation=evaluation)
+        for sample, reward in rewarded:
+            self._settle(sample, reward, "the generate function set the reward", evaluation=evaluation)
         return samples
 
     def unanswered(self, samples: Sequence[Sample]) -> None:
@@ -82,22 +82,22 @@ class RewardDispatcher:
             self._count_as_wrong(sample)
 
     def take_failures(self) -> dict[str, float]:
-        """Cause -> samples without a reward of their own, since the last call."""
-        taken, self._failures = self._failures, Counter()
-        return {cause: float(count) for cause, count in taken.items()}
+        """Return cause -> number of samples without a reward, since the last call."""
+        failures, self._failures = self._failures, Counter()
+        return {cause: float(count) for cause, count in failures.items()}
 
-    def _settle(self, sample: Sample, answer: Any, whence: str, *, evaluation: bool) -> None:
+    def _settle(self, sample: Sample, answer: Any, source: str, *, evaluation: bool) -> None:
         reward = float(answer) if isinstance(answer, Real) and not isinstance(answer, int | float) else answer
         if not _is_usable(reward, sample.reward_key(self._key)):
-            own = f" (its row names {sample.reward_key()})" if sample.reward_key() else ""
-            reward = RewardFailure("invalid", f"{whence} {answer!r:.200}; {ACCEPTED}{own}")
+            row_key = f" (its row names {sample.reward_key()})" if sample.reward_key() else ""
+            reward = RewardFailure("invalid", f"{source} {answer!r:.200}; {ACCEPTED}{row_key}")
         if isinstance(reward, RewardFailure):
             self._fail(sample, reward, evaluation=evaluation)
         else:
             sample.reward = reward
 
     def _fail(self, sample: Sample, failure: RewardFailure, *, evaluation: bool) -> None:
-        """A response without a usable reward is not trained on; an evaluation counts it as wrong."""
+        """Mark ``sample`` as failed; an evaluation counts it as wrong instead."""
         self._failures[failure.cause] += 1
         sample.error, sample.failure_cause = failure.error, f"reward_{failure.cause}"
         if evaluation:
@@ -117,12 +117,12 @@ def _is_usable(answer: Any, key: str | None) -> bool:
 
 
 def make_scorer(name: str, registry: Registry, *, make: Callable[[str], Any], pool: RewardPool | None) -> Scorer:
-    """The scorer of a reward model, or of a weighted sum of several.
+    """Return the scorer of a reward model, or of a weighted sum of several.
 
     Arguments:
-        registry: knows the traits of each reward model.
-        make: the component of a name, for those that run in the sampler.
-        pool: for the others; None: there is no manifest that a process could load, so all run in the sampler.
+        registry: has the traits of each reward model.
+        make: constructs a reward model that runs in the sampler.
+        pool: of the other reward models. None: no manifest exists for processes, so all run in the sampler.
     """
     terms = reward_terms(name)
     if terms is not None:
@@ -141,11 +141,11 @@ class InProcessScorer:
         self._component = component
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
-        """One reward per sample, in order; not yet validated.
+        """Return one reward per sample, in order; not yet validated.
 
         Raises:
             PluginError: it failed.
-            RunError: it returned another number of rewards.
+            RunError: it returned a wrong number of rewards.
         """
         with boundary(f"reward model {self._name!r}", "scoring", locate=True, passes=(SlimeError,)):
             rewards = list(await self._component.score(samples))
@@ -155,7 +155,7 @@ class InProcessScorer:
 
 
 class PoolScorer:
-    """A reward model in the pool; ``together``: it must get all samples of a call at once."""
+    """A reward model in the pool, with ``together`` as in :meth:`RewardPool.score`."""
 
     def __init__(self, name: str, pool: RewardPool, *, together: bool) -> None:
         self._name = name
@@ -163,7 +163,7 @@ class PoolScorer:
         self._together = together
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
-        """One reward or failure per sample, in order."""
+        """Return one reward or failure per sample, in order."""
         return await self._pool.score(self._name, samples, together=self._together)
 
 
@@ -175,47 +175,47 @@ class Scorer(Protocol):
     """A reward model as the sampler calls it."""
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
-        """One reward or failure per sample, in order."""
+        """Return one reward or failure per sample, in order."""
         ...
 
 
 class WeightedSum:
     """The sum of several reward models' rewards, each times its weight.
 
-    Example: of ``0.7*math+0.3*f1``, a sample with the rewards 1.0 and 0.5 gets 0.85, and ``{"math": 1.0, "f1": 0.5}``
+    Example: with ``0.7*math+0.3*f1``, a sample with the rewards 1.0 and 0.5 gets 0.85, and ``{"math": 1.0, "f1": 0.5}``
     as ``reward_parts`` in its metadata.
 
     Arguments:
-        written: the sum as the user wrote it, for messages.
+        expression: the sum as the user wrote it, for messages.
         parts: its terms with their scorers.
     """
 
-    def __init__(self, written: str, parts: Sequence[tuple[RewardTerm, Scorer]]) -> None:
-        self._written = written
+    def __init__(self, expression: str, parts: Sequence[tuple[RewardTerm, Scorer]]) -> None:
+        self._expression = expression
         self._parts = parts
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
-        """One reward per sample, in order; if a part fails, that failure."""
+        """Return one reward per sample, in order, or the failure of a part."""
         columns = await run_all(scorer.score(samples) for _, scorer in self._parts)
         return [self._sum(sample, row) for sample, *row in zip(samples, *columns, strict=True)]
 
     def _sum(self, sample: Sample, row: Sequence[Reward | RewardFailure]) -> Reward | RewardFailure:
-        found: dict[str, float] = {}
+        rewards: dict[str, float] = {}
         for (term, _), answer in zip(self._parts, row, strict=True):
             value = self._value(term, answer)
             if isinstance(value, RewardFailure):
                 return value
-            found[str(term)] = value
+            rewards[str(term)] = value
         # A copy, because the samples of a group share the metadata of their row.
-        sample.metadata = {**sample.metadata, PARTS: found}
-        total = _exact_sum((term.weight, found[str(term)]) for term, _ in self._parts)
+        sample.metadata = {**sample.metadata, PARTS: rewards}
+        total = _exact_sum((term.weight, rewards[str(term)]) for term, _ in self._parts)
         if not math.isfinite(total):
-            return RewardFailure("invalid", f"{self._written!r} of {found} is {total}; accepted: a finite number")
+            return RewardFailure("invalid", f"{self._expression!r} of {rewards} is {total}; accepted: a finite number")
         return total
 
     def _value(self, term: RewardTerm, answer: Reward | RewardFailure) -> float | RewardFailure:
         if isinstance(answer, RewardFailure):
-            return RewardFailure(answer.cause, f"part {term} of {self._written!r}: {answer.error}", answer.lost)
+            return RewardFailure(answer.cause, f"part {term} of {self._expression!r}: {answer.error}", answer.lost)
         value = answer.get(term.key or "") if isinstance(answer, dict) else answer
         is_plain = isinstance(answer, dict) == (term.key is not None)
         if is_plain and isinstance(value, int | float) and math.isfinite(value):
@@ -223,7 +223,7 @@ class WeightedSum:
         accepted = "a finite number" if term.key is None else f"a table with a finite number {term.key!r}"
         names = f"; name one of them, such as {term.name}:{min(answer)}" if isinstance(answer, dict) and answer else ""
         return RewardFailure(
-            "invalid", f"part {term} of {self._written!r} returned {answer!r}; accepted: {accepted}{names}"
+            "invalid", f"part {term} of {self._expression!r} returned {answer!r}; accepted: {accepted}{names}"
         )
 
 
@@ -237,10 +237,10 @@ def _exact_sum(products: Iterable[tuple[float, float]]) -> float:
 
 
 def part_metrics(samples: Sequence[Sample], prefix: str) -> dict[str, float]:
-    """The mean reward of every part of a sum over the samples that have it, as ``prefix/PART``."""
-    found: dict[str, list[float]] = defaultdict(list)
+    """Return the mean reward of every part of a sum over the samples that have it, as ``prefix/PART``."""
+    by_part: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
         parts = cast(dict[str, float], sample.metadata.get(PARTS) or {})
         for part, reward in parts.items():
-            found[part].append(reward)
-    return {f"{prefix}/{part}": fmean(rewards) for part, rewards in sorted(found.items())}
+            by_part[part].append(reward)
+    return {f"{prefix}/{part}": fmean(rewards) for part, rewards in sorted(by_part.items())}

@@ -73,7 +73,7 @@ class RewardPoolSettings:
         num_workers: processes.
         timeout_s: limit of one call in seconds.
         memory_gib: limit of the private memory of one process.
-        log_file: receives the output of rewards; None: the output is discarded.
+        log_file: receives the output of rewards. None: the output is discarded.
     """
 
     manifest: str

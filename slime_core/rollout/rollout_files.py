@@ -57,7 +57,7 @@ class Recorded:
         return _runs(self.lost)
 
     def subsampled(self, share: float | None) -> Recorded:
-        """Return the rollout with the first ``share`` of its prompt groups, at least one; None: all groups."""
+        """Return the rollout with the first ``share`` of its prompt groups, at least one. None: all groups."""
         if share is None:
             return self
         groups = self.groups[: max(1, round(share * len(self.groups)))]

@@ -78,7 +78,7 @@ class EvalSampler:
     """The sampler of a run, or of an actor, that only evaluates: it takes no prompts and trains nothing.
 
     Arguments:
-        manifest: of the plugins in ``registry``, for reward models in separate processes; None: they run in this one.
+        manifest: of the plugins in ``registry``, for reward models in separate processes. None: they run in this one.
 
     Raises:
         DataError: evaluation prompts cannot be read, or the tokenizer lacks the chat template that the run requires.
@@ -441,7 +441,7 @@ class RecordedRollouts(GroupSource):
 
     Arguments:
         files: path with ``{rollout_id}`` for the number of the rollout.
-        share: fraction of the groups of each rollout that is trained; None: all.
+        share: fraction of the groups of each rollout that is trained. None: all.
     """
 
     is_replay = True

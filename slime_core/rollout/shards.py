@@ -1,12 +1,12 @@
-"""From finished samples to one shard a data-parallel rank: loss weights, balance and packing are decided here, once.
+"""From finished samples to one shard a data-parallel rank: loss weights, balance and packing are decided once, here.
 
-BatchPlan      how samples are divided into optimizer steps, shards and micro-batches
-batch_metrics  measures the balance of that division
-loss_masks     which tokens train; rollout_numbers: which samples share a mean
-grouped_rewards   rewards as an advantage estimator receives them
-make_shards    builds the shards
-TrainInputs    columns of inputs other than text, such as pixels
-mask_columns   columns of the truncated-sampling mask
+BatchPlan        the division of samples into optimizer steps, shards and micro-batches
+batch_metrics    measures the balance of that division
+loss_masks       tokens that train; rollout_numbers: samples that share a mean
+grouped_rewards  rewards as an advantage estimator receives them
+make_shards      builds the shards
+TrainInputs      columns of inputs other than text, such as pixels
+mask_columns     columns of the truncated-sampling mask
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from slime_core.types import Sample, StepPlan, TrainBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """How samples are divided into steps, ranks and micro-batches, and how the loss of a step is averaged.
+    """The division of samples into steps, ranks and micro-batches, and the mean of the loss of a step.
 
     Example: with ``BatchPlan(num_ranks=2, max_tokens=100, context=2)`` a micro-batch holds at most 200 tokens, 100 on
     each of the two ranks that share it.
@@ -42,10 +42,10 @@ class BatchPlan:
         num_steps: optimizer steps; consecutive rollouts share a step, and siblings of a rollout are in the same one.
         max_tokens: of one packed micro-batch on one rank; a longer sample runs alone.
         context: ranks that share every row.
-        row_multiple: what a row is padded to.
-        micro_batch_size: samples of one micro-batch, however long; None: as many as fit ``max_tokens``.
+        row_multiple: rows are padded to a multiple of it.
+        micro_batch_size: samples of one micro-batch, of any length. None: as many as fit ``max_tokens``.
         hard: a sample that does not fit ends the run.
-        flops: shards get equal work of this kind; None: equally many tokens.
+        flops: shards get equal work of this kind. None: equal numbers of tokens.
         share_prompts: samples of a micro-batch share the tokens with which they all start, if that saves enough.
         per_token, token_divisor, counts_masked: see :mod:`slime_core.ops.groups`.
     """
@@ -65,7 +65,7 @@ class BatchPlan:
 
     @classmethod
     def of(cls, config: RunConfig, folder: Path) -> BatchPlan:
-        """The plan that the settings of a run describe; ``folder`` describes the model.
+        """Return the plan of a run whose model is in ``folder``.
 
         Raises:
             ConfigError: work is to be balanced and cannot be counted.
@@ -92,34 +92,34 @@ class BatchPlan:
         return row_budget(self.max_tokens, context=self.context, multiple=self.row_multiple)
 
     def cost(self, length: int) -> int:
-        """The cost by which shards are balanced: a sample's work, or its tokens."""
+        """Return the cost by which shards are balanced: a sample's work, or its tokens."""
         return length if self.flops is None else self.flops.of(length)
 
     def pack(self, samples: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-        """The micro-batches of one rank and step."""
+        """Return the micro-batches of one rank and step."""
         if self.micro_batch_size is not None:
             return pack_by_count(samples, lengths, self.micro_batch_size)
         return pack(samples, lengths, self.budget)
 
     def warnings(self, lengths: Sequence[int]) -> list[str]:
-        """What a person should read about samples of these lengths; at most one entry.
+        """Return at most one warning for people about samples of these lengths.
 
         Raises:
-            RunError: one does not fit a budget that is hard.
+            RunError: a sample exceeds a hard budget.
         """
         limit = self.budget // (self.micro_batch_size or 1)
         long = [length for length in lengths if length > limit]
         if not long or (self.micro_batch_size is not None and not self.hard):
             return []
         size = f" / micro_batch_size = {self.micro_batch_size}" if self.micro_batch_size else ""
-        found = (
+        problem = (
             f"{len(long)} of {len(lengths)} samples are longer than max_tokens_per_gpu x context_parallel_size{size} = "
             f"{limit} tokens, the longest {max(long)}"
         )
         advice = "raise --max-tokens-per-gpu, or lower --rollout-max-response-len"
         if self.hard:
-            raise RunError(f"{found}; with --hard-token-budget that ends the run: {advice}")
-        return [f"{found}; each runs alone. If that takes too much memory, lower --rollout-max-response-len"]
+            raise RunError(f"{problem}; with --hard-token-budget that ends the run: {advice}")
+        return [f"{problem}; each runs alone. If that takes too much memory, lower --rollout-max-response-len"]
 
 
 def batch_metrics(shards: Sequence[TrainBatch], plan: BatchPlan) -> dict[str, float]:
@@ -145,25 +145,25 @@ def batch_metrics(shards: Sequence[TrainBatch], plan: BatchPlan) -> dict[str, fl
 
 
 def _lengths(shard: TrainBatch, members: Sequence[int]) -> list[int]:
-    """Tokens of the samples of one row; what several share counts for the first of them."""
+    """Return the tokens of the samples of one row; a shared prefix counts for the first sample."""
     shared = Prefixes.of_columns(shard.prefix_order_B, shard.prefix_lengths_B, lengths_B=shard.lengths_B)
     if shared is None:
         lengths_b: list[int] = shard.lengths_B[list(members)].tolist()
         return lengths_b
     row = shared.take(members)
-    own_b: list[int] = (row.lengths - row.common).tolist()
-    return own_b
+    separate_b: list[int] = (row.lengths - row.common).tolist()
+    return separate_b
 
 
 def _shares_prompts(config: RunConfig) -> bool:
-    """Whether rows of shared prefixes are wanted and can be made: nothing else fixes what stands in a row."""
+    """Return whether rows may share prefixes: no other setting determines the samples of a row."""
     learner = config.learner
     fixed = learner.micro_batch_size is not None or learner.balance_by_flops or learner.use_rollout_routing_replay
     return learner.shared_prompts == "auto" and config.parallel.context_parallel_size == 1 and not fixed
 
 
 def _imbalance(ranks: Sequence[Sequence[list[int]]], cost: Callable[[list[int]], int]) -> float:
-    """The largest over the mean of the ranks' costs; ``ranks`` holds the lengths of each row's samples."""
+    """Return the largest over the mean of the ranks' costs; ``ranks`` holds the lengths of each row's samples."""
     loads = [sum(map(cost, rows)) for rows in ranks]
     return max(loads) / statistics.fmean(loads)
 
@@ -198,22 +198,22 @@ def _mask(sample: Sample) -> NDArray[np.float32]:
         )
     mask_T = np.asarray(sample.loss_mask, np.float32)
     if not ((mask_T == 0) | (mask_T == 1)).all():
-        found = mask_T[(mask_T != 0) & (mask_T != 1)][0]
+        value = mask_T[(mask_T != 0) & (mask_T != 1)][0]
         raise ValueError(
-            f"sample {sample.index}: the loss mask holds {found:g}; accepted: 1 (the token trains) and 0. To weigh "
+            f"sample {sample.index}: the loss mask holds {value:g}; accepted: 1 (the token trains) and 0. To weigh "
             "tokens, use a policy loss or a correction"
         )
     return mask_T
 
 
 def rollout_numbers(samples: Sequence[Sample]) -> NDArray[np.int64]:
-    """The number of each sample's rollout, from 0 in the order of first occurrence; siblings share one.
+    """Return the number of each sample's rollout, from 0 in the order of first occurrence; siblings share one.
 
-    A ``rollout_id`` is a number within a prompt group: one number in two groups stands for two rollouts.
+    A ``rollout_id`` is a number within a prompt group: the same number in two groups means two rollouts.
     """
     keys = [
-        ("alone", position) if one.rollout_id is None else (one.group_index, one.rollout_id)
-        for position, one in enumerate(samples)
+        ("alone", place) if sample.rollout_id is None else (sample.group_index, sample.rollout_id)
+        for place, sample in enumerate(samples)
     ]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.array([numbers[key] for key in keys], np.int64)
@@ -243,53 +243,53 @@ def make_shards(
     with_routes: bool = False,
     cuts: bool = False,
 ) -> list[TrainBatch]:
-    """One shard a data-parallel rank, in rank order; together they hold every sample exactly once.
+    """Return one shard a data-parallel rank, in rank order; together they hold every sample exactly once.
 
     Arguments:
         samples: completed or truncated, in the order in which steps take them.
-        advantages_B: one a sample; None: the learner estimates them, from ``rewards_B``.
-        with_routes: shards hold which experts the engine took for each token.
+        advantages_B: one a sample. None: the learner estimates them from ``rewards_B``.
+        with_routes: shards hold the experts that the engine chose for each token.
         cuts: top-p or top-k left tokens out, so every trained token needs its truncated-sampling mask.
 
     Raises:
-        ValueError: fewer rollouts than steps, or fewer samples than ranks in a step, so that a rank would have nothing
-            to do; or a sample has not the routes that ``with_routes`` asks for; or one does not say, or says wrongly,
-            what its tokens were sampled from; or its inputs for the model are no arrays, or other ones than those of
-            other samples.
+        ValueError: there are fewer rollouts than steps, or fewer samples than ranks in a step, so that a rank would
+            have no work; or a sample lacks routes, or a valid truncated-sampling mask; or its inputs for the model are
+            no arrays, or differ from those of other samples.
     """
     masks, inputs = loss_masks(samples), TrainInputs(samples)
-    # Equal tokens may go with other images, and a row has those of all its samples.
+    # Samples with equal tokens may have different images, and a row has the images of all its samples.
     shared = _shared(samples) if plan.share_prompts and not inputs else None
     weights_B, ranks = _planned(samples, np.array([mask.sum() for mask in masks], np.int64), shared, plan)
-    given = {"advantages": advantages_B, "rewards": rewards_B}
-    columns_B = {name: values_B for name, values_B in given.items() if values_B is not None}
+    columns = {"advantages": advantages_B, "rewards": rewards_B}
+    columns_B = {name: values_B for name, values_B in columns.items() if values_B is not None}
 
     def shard(steps: Sequence[StepPlan]) -> TrainBatch:
-        """The shard that takes ``steps``, whose members are positions of samples."""
-        mine = sorted(sample for step in steps for micro in step.micro_batches for sample in micro)
-        own, own_masks = [samples[i] for i in mine], [masks[i] for i in mine]
-        kept_counts_U, kept_ids_S = mask_columns(own, own_masks, cuts=cuts)
-        own_shared = None if shared is None else shared.take(mine)
+        """Return the shard of ``steps``, whose members are positions in ``samples``."""
+        places = sorted(place for step in steps for micro in step.micro_batches for place in micro)
+        members, member_masks = [samples[i] for i in places], [masks[i] for i in places]
+        kept_counts_U, kept_ids_S = mask_columns(members, member_masks, cuts=cuts)
+        prefixes = None if shared is None else shared.take(places)
+        routes = [_routes(sample, like=members[0]) for sample in members] if with_routes else None
         return TrainBatch(
             rollout=rollout,
-            tokens_T=np.concatenate([np.asarray(one.tokens, np.int32) for one in own]),
-            lengths_B=np.array([len(one.tokens) for one in own], np.int64),
-            response_lengths_B=np.array([one.response_length for one in own], np.int64),
-            loss_mask_U=np.concatenate(own_masks).astype(np.int8),
-            loss_weights_B=weights_B[mine],
-            rollout_log_probs_U=np.concatenate(list(map(_log_probs, own))),
-            columns_B={name: values_B[mine] for name, values_B in columns_B.items()},
-            steps=_renumbered(steps, {sample: place for place, sample in enumerate(mine)}),
-            indices_B=np.array([one.index for one in own], np.int64),
-            groups_B=_groups(own),
+            tokens_T=np.concatenate([np.asarray(sample.tokens, np.int32) for sample in members]),
+            lengths_B=np.array([len(sample.tokens) for sample in members], np.int64),
+            response_lengths_B=np.array([sample.response_length for sample in members], np.int64),
+            loss_mask_U=np.concatenate(member_masks).astype(np.int8),
+            loss_weights_B=weights_B[places],
+            rollout_log_probs_U=np.concatenate(list(map(_log_probs, members))),
+            columns_B={name: values_B[places] for name, values_B in columns_B.items()},
+            steps=_renumbered(steps, {place: position for position, place in enumerate(places)}),
+            indices_B=np.array([sample.index for sample in members], np.int64),
+            groups_B=_groups(members),
             temperature=temperature,
-            weight_version_B=np.array(list(map(_weight_version, own)), np.int64),
-            routes_TLK=np.concatenate([_routes(one, like=own[0]) for one in own]) if with_routes else None,
+            weight_version_B=np.array(list(map(_weight_version, members)), np.int64),
+            routes_TLK=None if routes is None else np.concatenate(routes),
             kept_counts_U=kept_counts_U,
             kept_ids_S=kept_ids_S,
-            inputs=inputs.columns(mine),
-            prefix_order_B=None if own_shared is None else np.searchsorted(mine, own_shared.samples),
-            prefix_lengths_B=None if own_shared is None else own_shared.common,
+            inputs=inputs.columns(places),
+            prefix_order_B=None if prefixes is None else np.searchsorted(places, prefixes.samples),
+            prefix_lengths_B=None if prefixes is None else prefixes.common,
         )
 
     return [shard(steps) for steps in ranks]
@@ -300,9 +300,9 @@ def _groups(samples: Sequence[Sample]) -> NDArray[np.int64] | None:
     return None if None in indices else np.array(indices, np.int64)
 
 
-def _renumbered(steps: Sequence[StepPlan], places: Mapping[int, int]) -> tuple[StepPlan, ...]:
+def _renumbered(steps: Sequence[StepPlan], positions: Mapping[int, int]) -> tuple[StepPlan, ...]:
     return tuple(
-        replace(step, micro_batches=tuple(tuple(places[sample] for sample in micro) for micro in step.micro_batches))
+        replace(step, micro_batches=tuple(tuple(positions[place] for place in micro) for micro in step.micro_batches))
         for step in steps
     )
 
@@ -310,9 +310,9 @@ def _renumbered(steps: Sequence[StepPlan], places: Mapping[int, int]) -> tuple[S
 def _planned(
     samples: Sequence[Sample], sums_B: NDArray[np.int64], shared: Prefixes | None, plan: BatchPlan
 ) -> tuple[NDArray[np.float32], list[list[StepPlan]]]:
-    """The loss weight of every sample, float32 [B], and the steps of each rank."""
+    """Return the loss weight of every sample, float32 [B], and the steps of each rank."""
     lengths, weights_B = [len(sample.tokens) for sample in samples], np.zeros(len(samples), np.float32)
-    # A constant divisor weighs all tokens alike; by how much is the factor's.
+    # With a constant divisor all tokens have the same weight; the factor has its value.
     per_token = plan.per_token or plan.token_divisor is not None
     ranks: list[list[StepPlan]] = [[] for _ in range(plan.num_ranks)]
     rollouts_B = rollout_numbers(samples)
@@ -327,7 +327,8 @@ def _planned(
 
 
 def _steps(rollouts_B: NDArray[np.int64], plan: BatchPlan) -> list[list[int]]:
-    """The positions of each optimizer step's samples; siblings share a step, or their rollout would count in two."""
+    """Return the positions of each optimizer step's samples; siblings share a step, or their rollout would count in
+    two."""
     parts = split_steps(range(int(rollouts_B.max(initial=-1)) + 1), plan.num_steps)
     steps = [np.flatnonzero(np.isin(rollouts_B, part)).tolist() for part in parts]
     for step, part in zip(steps, parts, strict=True):
@@ -341,7 +342,7 @@ def _steps(rollouts_B: NDArray[np.int64], plan: BatchPlan) -> list[list[int]]:
 
 
 def _shared(samples: Sequence[Sample]) -> Prefixes | None:
-    """What the samples have in common; None: sharing it would save too little."""
+    """Return the prefixes that samples share, or None if sharing would save too little."""
     shared = Prefixes.of([np.asarray(sample.tokens, np.int64) for sample in samples])
     return shared if shared.saved >= LEAST_SAVED else None
 
@@ -356,51 +357,48 @@ def _make_micro_batches(
 
 
 def _routes(sample: Sample, *, like: Sample) -> NDArray[np.int8 | np.int16]:
-    """int8 or int16 [tokens, layers, k]: what the engine returned, and -1 for the last token, which it never read."""
-    given, others_given = sample.rollout_routed_experts, like.rollout_routed_experts
-    found = () if given is None else np.shape(given)
-    others = () if others_given is None else np.shape(others_given)
+    """Return int8 or int16 [tokens, layers, k]: the engine's routes, and -1 for the last token, which it never read."""
+    routes, others = sample.rollout_routed_experts, like.rollout_routed_experts
+    shape, like_shape = (() if array is None else np.shape(array) for array in (routes, others))
     count = len(sample.tokens)
-    if len(found) != 3 or found != (count - 1, *others[1:]):
+    if len(shape) != 3 or shape != (count - 1, *like_shape[1:]):
         raise ValueError(
-            f"sample {sample.index}: use_rollout_routing_replay needs the experts of its {count} tokens but the "
-            f"last, an array [{count - 1}, layers, experts a token], alike in all samples; found "
-            f"{list(found) if found else 'none'}. A generate function copies routed_experts from the engine's last "
-            "answer to rollout_routed_experts of its sample"
+            f"sample {sample.index}: use_rollout_routing_replay needs the experts of all {count} tokens except the "
+            f"last, an array [{count - 1}, layers, experts a token] with equal layers and experts in all samples; the "
+            f"sample has {list(shape) if shape else 'none'}. A generate function copies routed_experts from the "
+            "engine's last answer to rollout_routed_experts of its sample"
         )
-    is_small = isinstance(given, np.ndarray) and given.dtype == np.int8
-    return np.pad(np.asarray(given, np.int8 if is_small else np.int16), ((0, 1), (0, 0), (0, 0)), constant_values=-1)
+    is_small = isinstance(routes, np.ndarray) and routes.dtype == np.int8
+    return np.pad(np.asarray(routes, np.int8 if is_small else np.int16), ((0, 1), (0, 0), (0, 0)), constant_values=-1)
 
 
 UNKNOWN = -1
 
 
 def version_number(version: str) -> int:
-    """The number of a published version, which counts training steps from 0; -1: weights that no run has published."""
+    """Return the number of a published version, which counts training steps from 0; -1 if no run has published it."""
     return int(version) if version.isdecimal() else UNKNOWN
 
 
 def _weight_version(sample: Sample) -> int:
-    """The version that sampled the whole response; -1: several did, none is recorded, or it is not a number."""
+    """Return the version that sampled the whole response; -1 if several did, or none is recorded as a number."""
     versions = set(sample.weight_versions)
     return version_number(versions.pop() if len(versions) == 1 else "")
 
 
 def _log_probs(sample: Sample) -> NDArray[np.float32]:
-    if sample.rollout_log_probs is None or len(sample.rollout_log_probs) != sample.response_length:
-        found = "none" if sample.rollout_log_probs is None else str(len(sample.rollout_log_probs))
+    log_probs = sample.rollout_log_probs
+    if log_probs is None or len(log_probs) != sample.response_length:
+        count = "none" if log_probs is None else len(log_probs)
         raise ValueError(
             f"sample {sample.index}: {sample.response_length} response tokens need as many log-probs of the engine; "
-            f"found {found}"
+            f"it has {count}"
         )
-    return np.asarray(sample.rollout_log_probs, np.float32)
-
-
-ACCEPTED = "accepted: a table of names and arrays or tensors of numbers, [n, ...], alike but for n in all samples"
+    return np.asarray(log_probs, np.float32)
 
 
 class TrainInputs:
-    """``Sample.multimodal_train_inputs`` of a rollout; false where no sample has any.
+    """``Sample.multimodal_train_inputs`` of a rollout; false if no sample has any.
 
     Raises:
         ValueError: they are no arrays by name, or differ between samples in dtype or in shape after the first
@@ -416,7 +414,7 @@ class TrainInputs:
             for name in names:
                 array = arrays.get(name, like[name])
                 if (array.dtype, array.shape[1:]) != (like[name].dtype, like[name].shape[1:]):
-                    difference = f"{_words(array)}, and another sample's is {_words(like[name])}"
+                    difference = f"{_shape(array)}, and another sample's is {_shape(like[name])}"
                     raise _refusal(sample, f"{name} is {difference}")
                 self._parts[name].append(array)
 
@@ -440,12 +438,15 @@ def _named(sample: Sample) -> dict[str, np.ndarray]:
         raise _refusal(sample, str(problem)) from None
 
 
-def _words(array: np.ndarray) -> str:
+def _shape(array: np.ndarray) -> str:
     return f"{array.dtype} [n{''.join(f', {size}' for size in array.shape[1:])}]"
 
 
-def _refusal(sample: Sample, found: str) -> ValueError:
-    return ValueError(f"sample {sample.index}: multimodal_train_inputs: {found}; {ACCEPTED}")
+def _refusal(sample: Sample, problem: str) -> ValueError:
+    return ValueError(
+        f"sample {sample.index}: multimodal_train_inputs: {problem}; accepted: a table of names and arrays or tensors "
+        "of numbers, [n, ...], equal in all samples except for n"
+    )
 
 
 Ints = NDArray[np.int64]
@@ -454,22 +455,21 @@ Ints = NDArray[np.int64]
 def mask_columns(
     samples: Sequence[Sample], masks: Sequence[NDArray[np.float32]], *, cuts: bool
 ) -> tuple[Ints | None, Ints | None]:
-    """Number of tokens that each response token of ``samples`` was sampled from, int64 [u], and their ids, int64 [s].
+    """Return how many tokens each response token was sampled from, int64 [u], and their ids, int64 [s].
 
-    Both None where no sample says it and none has to.
+    Returns None for both if no sample has a truncated-sampling mask and none needs it.
 
     Arguments:
-        masks: of each sample, float32 [response length].
-        cuts: top-p or top-k left something out, so every trained token has to say it.
+        masks: the loss mask of each sample, float32 [response length].
+        cuts: top-p or top-k left tokens out, so every trained token needs its mask.
 
     Raises:
-        ValueError: one does not; or a sample says it for another number of tokens than it has, or of a token that was
-            left out.
+        ValueError: a trained token lacks its mask, or its mask leaves it out; or a mask has a wrong length.
     """
     if not cuts and all(sample.rollout_top_p_token_offsets is None for sample in samples):
         return None, None
-    found = [_sample_mask(sample, mask_T, cuts) for sample, mask_T in zip(samples, masks, strict=True)]
-    counts, ids = zip(*found, strict=True)
+    columns = [_sample_mask(sample, mask_T, cuts) for sample, mask_T in zip(samples, masks, strict=True)]
+    counts, ids = zip(*columns, strict=True)
     return np.concatenate(counts), np.concatenate(ids)
 
 
@@ -491,24 +491,24 @@ def _sample_mask(sample: Sample, mask_T: NDArray[np.float32], cuts: bool) -> tup
     if missing_T.any():
         place = int(np.flatnonzero(missing_T)[0])
         raise ValueError(
-            f"sample {sample.index}: token {targets_T[place]} at place {place} of the response is none of the "
-            f"{counts_T[place]} of rollout_top_p_token_ids that it was sampled from; keep both lists of ids "
-            "as the engine sent them"
+            f"sample {sample.index}: token {targets_T[place]} at place {place} of the response is not among the "
+            f"{counts_T[place]} rollout_top_p_token_ids that it was sampled from; copy both lists of ids from the "
+            "engine unchanged"
         )
     return counts_T, ids_S
 
 
 def _read_mask(sample: Sample) -> tuple[Ints, Ints]:
-    """Ids, and their number at each place of the response."""
+    """Return the ids, and their number at each place of the response."""
     if sample.rollout_top_p_token_offsets is None:
         return np.zeros(0, np.int64), np.zeros(sample.response_length, np.int64)
     ids_S = np.asarray(sample.rollout_top_p_token_ids or (), np.int64)
     offsets = np.asarray(sample.rollout_top_p_token_offsets, np.int64)
-    rises = len(offsets) == sample.response_length + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
-    if not rises or offsets[-1] != len(ids_S) or bool((ids_S < 0).any()):
+    counts_T = np.diff(offsets)
+    if len(counts_T) != sample.response_length or offsets[0] != 0 or offsets[-1] != len(ids_S) or (counts_T < 0).any():
         raise ValueError(
             f"sample {sample.index}: rollout_top_p_token_offsets needs {sample.response_length + 1} entries for "
-            f"{sample.response_length} response tokens, rising from 0 to the {len(ids_S)} rollout_top_p_token_ids, "
-            f"none of which is negative; found {offsets[:6].tolist()}{' ...' if len(offsets) > 6 else ''}"
+            f"{sample.response_length} response tokens, rising from 0 to the {len(ids_S)} rollout_top_p_token_ids; "
+            f"it is {offsets[:6].tolist()}{' ...' if len(offsets) > 6 else ''}"
         )
-    return ids_S, np.diff(offsets)
+    return ids_S, counts_T

@@ -81,8 +81,8 @@ class GenerateClient:
             client.
         timeout_s: limit of a request in seconds, with its retries, without its wait in the client. It counts from the
             last progress of the engines that it was sent to (:class:`EngineProgress`): a long response may take longer.
-        vocab_size: ids must be below it; None: not checked. An id beyond the embedding kills the server.
-        routes: layers of the model and experts per token, to request the routed experts of each token; None: not
+        vocab_size: ids must be below it. None: not checked. An id beyond the embedding kills the server.
+        routes: layers of the model and experts per token, to request the routed experts of each token. None: not
             requested.
         engines: URLs of engines to send to directly, the least busy first; empty: send to ``url``.
         num_engines: behind ``url``; where ``engines`` are named, their number.
@@ -194,7 +194,7 @@ class GenerateClient:
     async def _post_rows(
         self, prompts: list[list[int]], more: Mapping[str, Any], count: int, limit: _Limit, session: str | None
     ) -> list[Any] | None:
-        """The ``count`` responses to one request; None: requests are being aborted."""
+        """The ``count`` responses to one request. None: requests are being aborted."""
         body = {"input_ids": prompts if len(prompts) > 1 else prompts[0], **more}
         rows = await self._post(json.dumps(body).encode(), limit, session)
         if rows is not None and len(rows) != count:
@@ -212,7 +212,7 @@ class GenerateClient:
             )
 
     async def _post(self, body: bytes, limit: _Limit, session: str | None) -> list[Any] | None:
-        """The responses; None: requests are being aborted, so it was not sent, or not retried."""
+        """The responses. None: requests are being aborted, so it was not sent, or not retried."""
         failure, failed = _Failure("", ""), list[str]()
         while not self._aborter.is_on:
             with self._targets.one(session=session, failed=failed) as url:
@@ -271,7 +271,7 @@ class GenerateClient:
                 limit.extend(await self._progress.last_s(url, interval_s=limit.interval_s))
 
     async def _num_running(self) -> int | None:
-        """Sequences that the engines work on; None: one of them does not answer."""
+        """Sequences that the engines work on. None: one of them does not answer."""
         answers = await asyncio.gather(*(self._aborter.get(f"{url}{LOADS}") for url in await self._aborter.engines()))
         loads = [load for _, answer in answers if (load := read_load(answer)) is not None]
         return sum(load.sequences for load in loads) if answers and len(loads) == len(answers) else None
@@ -313,7 +313,7 @@ class InFlightLimit:
 
     Arguments:
         places: most sequences; a request with more of them enters alone.
-        running: returns the sequences that the engines work on, of any sender; None: unknown.
+        running: returns the sequences that the engines work on, of any sender. None: unknown.
     """
 
     def __init__(self, places: int, running: Callable[[], Awaitable[int | None]] | None = None) -> None:
@@ -505,7 +505,7 @@ class Targets:
         """The URL for one attempt; it counts as in flight inside the block.
 
         Arguments:
-            session: id of the conversation; None: the request belongs to none.
+            session: id of the conversation. None: the request belongs to none.
             failed: URLs at which this request has failed, once for each failure.
         """
         chosen = self._choose(session, failed)

@@ -98,9 +98,9 @@ class EngineSettings:
         dtype: of weights and computation; ``"auto"`` takes the checkpoint's, see :func:`checkpoint_dtype`.
         seed: of sampling. On a CPU the server repeats itself only where requests come one after another.
         host: address to listen on; loopback unless other nodes must reach it.
-        context_length: longest prompt plus response in tokens; None: that of the checkpoint, which is also the largest
+        context_length: longest prompt plus response in tokens. None: that of the checkpoint, which is also the largest
             value.
-        mem_fraction: share of a GPU's memory for weights and KV cache; None: SGLang decides.
+        mem_fraction: share of a GPU's memory for weights and KV cache. None: SGLang decides.
         tensor_parallel: GPUs of one server; on a CPU, processes.
         num_nodes, node_rank: over how many nodes the server runs, and which of its parts this is; the one of rank 0
             takes all requests.
@@ -112,7 +112,7 @@ class EngineSettings:
         worker_type: the part of a request that it computes: all of it, or, on GPUs, prefill or decode alone.
         extra: further arguments of ``sglang.launch_server``; they win.
         variables: environment variables in addition to those that this process passes on.
-        start_timeout_s: seconds until it must answer; None: :func:`start_limit_s`.
+        start_timeout_s: seconds until it must answer. None: :func:`start_limit_s`.
         health: how it is probed.
     """
 

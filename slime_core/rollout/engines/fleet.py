@@ -264,7 +264,7 @@ class Supervision:
         wait: waits for calls, under the run's limits.
         monitors: background calls whose failure ends any wait; each started server adds its own.
         reachable: whether other nodes have to reach the servers.
-        restarts: replaces servers that fail; None: that ends the run.
+        restarts: replaces servers that fail. None: that ends the run.
     """
 
     wait: Wait
@@ -281,7 +281,7 @@ class ModelServers:
         settings: one for each engine to start. Without any, and without ``others``, the model is not served.
         placements: one for each of these engines.
         watch: how to wait for them.
-        router: settings of a router to start, or the URL of an external one; None: requests go to the engine directly.
+        router: settings of a router to start, or the URL of an external one. None: requests go to the engine directly.
         others: external engines.
         is_trained: the engines get the learner's weights.
 

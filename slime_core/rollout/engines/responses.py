@@ -100,7 +100,7 @@ class Load:
 
 
 def read_load(answer: Any) -> Load | None:
-    """Return the load in the answer to :data:`LOADS`; None: it is not SGLang's."""
+    """Return the load in the answer to :data:`LOADS`. None: it is not SGLang's."""
     loads = answer.get("loads") if isinstance(answer, dict) else None
     schedulers = [load for load in loads if isinstance(load, dict)] if isinstance(loads, list) else []
     if not schedulers:
@@ -299,12 +299,12 @@ class Truncation:
 
     @staticmethod
     def of(fields: Mapping[str, Any], *, most: int | None, vocab_size: int | None) -> Truncation | None:
-        """The cut that the fields of a request ask for; None: all tokens stay, or the likeliest one is taken.
+        """The cut that the fields of a request ask for. None: all tokens stay, or the likeliest one is taken.
 
         Arguments:
             fields: SGLang's sampling parameters.
-            most: tokens that are kept where there is no top_k; None: the mask is not needed.
-            vocab_size: there are no more; None: unknown.
+            most: tokens that are kept where there is no top_k. None: the mask is not needed.
+            vocab_size: there are no more. None: unknown.
 
         Raises:
             RequestRefused: min_p goes with another cut, and how the engine combines them depends on its backend.

@@ -98,7 +98,7 @@ class Server(ABC):
     """The path that answers 200 once the server accepts requests."""
 
     health: HealthCheck | None = None
-    """The probes that detect a scheduler that hangs; None: it has none."""
+    """The probes that detect a scheduler that hangs. None: it has none."""
 
     def __init__(self, name: str, *, host: str, env: Mapping[str, str], log_file: Path, start_timeout_s: float) -> None:
         self.name = name
@@ -182,7 +182,7 @@ class Server(ABC):
             self._wait_answer()
 
     def wait_end(self, timeout_s: float | None = None) -> bool:
-        """Whether it has ended, after waiting at most ``timeout_s`` seconds for it; None: as long as it takes."""
+        """Whether it has ended, after waiting at most ``timeout_s`` seconds for it. None: as long as it takes."""
         return self._ended.wait(timeout_s)
 
     def is_alive(self) -> bool:

@@ -256,7 +256,7 @@ def test_without_truncation_shards_have_no_mask() -> None:
     [
         (sample(4, sets=None), "rollout_top_k .*place 0 "),
         (sample(4, sets=[[7], []]), "rollout_top_k .*place 1 "),
-        (sample(4, sets=[[7], [2, 3, 4]]), "token 7 at place 1 .* 3 of rollout_top_p_token_ids"),
+        (sample(4, sets=[[7], [2, 3, 4]]), "token 7 at place 1 .* 3 rollout_top_p_token_ids"),
         (sample(4, sets=[[7], [7]], rollout_top_p_token_offsets=[0, 2]), r"rollout_top_p_token_offsets .*\[0, 2\]"),
     ],
 )
