@@ -177,8 +177,9 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
 
 
 def _sample(path: Path, number: int, line: bytes) -> Sample:
+    values = _object(path, number, line)
     try:
-        return Sample.from_dict(_object(path, number, line))
+        return Sample.from_dict(values)
     except (TypeError, ValueError, OverflowError) as problem:
         raise DataError(f"{path}, line {number}: no sample: {problem}; save the rollout again") from None
 
