@@ -1,15 +1,15 @@
 """Ray actors that run a server: the actor has the placement and the devices; the server dies with the actor.
 
     EngineActor, RouterActor  start and watch one server
-    Restarts                  starts servers that died or hang again, in the same place and at the same address
+    Restarts                  restarts servers that died or hang, in the same place and at the same address
 
-The driver owns the restarts: an actor watches its server (:meth:`ServerActor.watch`), and its failure reaches the
-driver through the wait that it would end otherwise. From there on
+The driver restarts servers: an actor watches its server (:meth:`ServerActor.watch`), and its failure reaches the
+driver through a wait, which it would otherwise end. Then
 
     leave     the router sends no further requests to the server
     stop      the actor ends with all processes of the server; the sampler's client retries its requests elsewhere
     launch    after a pause that doubles, a new actor starts the server in the same bundle, at the same address
-    weights   an engine of the policy waits until the learner has published to it
+    weights   an engine of the policy waits until the learner has published its weights
     join      the router sends requests to it again
 
 None of these steps waits: the driver's waits call :meth:`Restarts.poll` every half second.
@@ -70,7 +70,7 @@ class ServerActor(Watched):
 
     @control
     def watch(self) -> None:
-        """Return when the server was stopped, and fail when it dies; the error ends the waits of the run.
+        """Return when the server was stopped; fail when it dies. The error ends the waits of the run.
 
         Raises:
             ServerDied: it died or hangs; the message ends with the last lines of its log.
@@ -82,7 +82,7 @@ class ServerActor(Watched):
 
     def _watch(self) -> None:
         hangs = threading.Event()
-        # In a thread of its own, because a request waits as long as the engine is busy.
+        # In a separate thread, because a request waits as long as the engine is busy.
         threading.Thread(target=self._watch_answers, args=(hangs,), name="engine answers", daemon=True).start()
         while not self._server.wait_end(LOOK_S):
             if hangs.is_set():
@@ -104,8 +104,8 @@ class ServerActor(Watched):
 class EngineActor(ServerActor):
     """Runs one :class:`~slime_core.rollout.engines.engine.SGLangServer`.
 
-    Of an engine over several nodes it runs the part of rank 0. It owns an actor for each of the other parts, which ends
-    when this one does; when a part fails, the engine ends.
+    Of an engine over several nodes it runs the part of rank 0. It starts an actor for each of the other parts, which
+    ends with it; if a part fails, the engine ends.
     """
 
     _server: SGLangServer
@@ -165,8 +165,7 @@ class EngineActor(ServerActor):
             wait(calls, what="the other nodes to stop", fail_after_s=PARTS_STOP_S)
 
     def bootstrap_port(self) -> int:
-        """The port where a prefill engine hands over its KV cache; 0: it is not a prefill engine. The engine must have
-        started."""
+        """Return the port from which a prefill engine sends its KV cache, 0 for other engines. The engine must run."""
         return self._server.bootstrap_port
 
     def pause(self, mode: PauseMode) -> None:
@@ -186,24 +185,24 @@ class EngineActor(ServerActor):
         self._control().resume_memory(*tags)
 
     def _control(self) -> EngineControl:
-        # The caller of the actor has its own limit; this one only ends the thread.
+        # The caller of the actor has a limit too; this limit only ends the thread.
         return EngineControl([self._server.url], timeout_s=CONTROL_LIMIT_S)
 
     def gpus(self) -> tuple[str, ...]:
-        """UUIDs of the engine's GPUs, in the order of its processes; empty on a CPU, or where nvidia-smi fails."""
+        """Return the UUIDs of the engine's GPUs in the order of its processes; empty without nvidia-smi."""
         if not self._on_gpus:
             return ()
         parts = wait(self._parts.start(EngineActor.gpus), what="the GPUs of the other nodes")
-        return self._own_gpus() + sum(parts, ())
+        return self._local_gpus() + sum(parts, ())
 
-    def _own_gpus(self) -> tuple[str, ...]:
+    def _local_gpus(self) -> tuple[str, ...]:
         # nvidia-smi, because torch would leave a CUDA context on every GPU.
         query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", "-i", os.environ["CUDA_VISIBLE_DEVICES"]]
         try:
-            found = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+            output = subprocess.run(query, capture_output=True, text=True, check=True).stdout
         except (OSError, subprocess.CalledProcessError):
             return ()
-        return tuple(line.strip().removeprefix("GPU-") for line in found.splitlines())
+        return tuple(line.strip().removeprefix("GPU-") for line in output.splitlines())
 
 
 class RouterActor(ServerActor):
@@ -228,8 +227,8 @@ def start_engine(
 
 def _start_part(settings: EngineSettings, rank: int, placement: ActorPlacement) -> Actor[EngineActor]:
     log_file = settings.log_file.with_stem(f"{settings.log_file.stem}-node-{rank}")
-    own = replace(settings, node_rank=rank, name=f"{settings.name} node {rank}", log_file=log_file)
-    return start_engine(own, placement=placement, reachable=True)
+    settings = replace(settings, node_rank=rank, name=f"{settings.name} node {rank}", log_file=log_file)
+    return start_engine(settings, placement=placement, reachable=True)
 
 
 def start_router(settings: RouterSettings, *, reachable: bool = False) -> Actor[RouterActor]:
@@ -256,14 +255,14 @@ S = TypeVar("S", bound=ServerActor)
 
 @dataclass(slots=True, eq=False)
 class RestartableServer(Generic[S]):
-    """A server, from its first start on, and how it is replaced.
+    """A server that can be replaced.
 
     Arguments:
         name: for messages and metrics, ``"engine 1"``.
         launch: starts an actor for it, always in the same placement, and returns at once.
-        leave: takes it out of its router, without waiting.
+        leave: removes it from its router, without waiting.
         join: adds it to its router, without waiting.
-        needs_weights: a restarted one has to get the learner's weights before it may join.
+        needs_weights: after a restart, it must get the learner's weights before it joins.
     """
 
     name: str
@@ -272,9 +271,9 @@ class RestartableServer(Generic[S]):
     join: Callable[[], None]
     needs_weights: bool = False
     url: str = ""
-    """Its address, also of the one that replaces it; empty: its first start has not ended."""
+    """Its address, which a replacement keeps; empty until the first start has ended."""
     actor: Actor[S] = field(init=False)
-    """Runs it."""
+    """The actor that runs it."""
     starting: Call[str] | None = None
     stopping: Call[None] | None = None
     watching: Call[None] | None = None
@@ -291,13 +290,13 @@ class RestartableServer(Generic[S]):
         return self.starting
 
     def watch(self) -> Call[None]:
-        """Watch the server, which has started."""
+        """Watch the started server."""
         self.starting, self.watching = None, self.actor.start(ServerActor.watch)
         return self.watching
 
     @property
     def is_down(self) -> bool:
-        """Whether it is being replaced."""
+        """True while it is being replaced."""
         return self.stopping is not None or self.starting is not None
 
 
@@ -306,7 +305,7 @@ class Restarts:
 
     Arguments:
         limit: restarts of one server within an hour.
-        warn: receives one text a restart.
+        warn: receives a message for each restart.
     """
 
     def __init__(self, limit: int, *, warn: Callable[[str], None]) -> None:
@@ -317,13 +316,13 @@ class Restarts:
         self._counts: Counter[str] = Counter()
 
     def watch(self, server: RestartableServer[Any]) -> None:
-        """Replace ``server``, which has started, when it fails."""
+        """Watch the started ``server``, and replace it when it fails."""
         server.watch()
         self._servers.append(server)
 
     def monitors(self) -> Sequence[Call[object]]:
-        """The calls that watch servers."""
-        return [one.watching for one in self._servers if one.watching is not None]
+        """Return the calls that watch servers."""
+        return [server.watching for server in self._servers if server.watching is not None]
 
     def accept(self, call: Call[object], error: SlimeError) -> bool:
         """Replace the server that ``call`` watches; return whether it did. A server whose node died is not replaced,
@@ -332,32 +331,32 @@ class Restarts:
         Raises:
             EngineError: the server has been replaced too often.
         """
-        failed = [] if isinstance(error, NodeDied) else [one for one in self._servers if one.watching == call]
-        for one in failed:
-            self._replace(one, error)
+        failed = [] if isinstance(error, NodeDied) else [server for server in self._servers if server.watching == call]
+        for server in failed:
+            self._replace(server, error)
         return bool(failed)
 
     def poll(self) -> None:
-        """Start servers whose predecessors have ended, and watch those that have started."""
-        for one in self._servers:
-            if one.stopping is not None and time.monotonic() >= one.due_s and self._has_stopped(one):
-                one.actor.kill()
-                one.start()
-            elif one.starting is not None and has_ended(one.starting):
-                self._finish(one, one.starting)
+        """Start servers whose predecessors have ended, and watch servers that have started."""
+        for server in self._servers:
+            if server.stopping is not None and time.monotonic() >= server.due_s and self._has_stopped(server):
+                server.actor.kill()
+                server.start()
+            elif server.starting is not None and has_ended(server.starting):
+                self._finish(server, server.starting)
 
     def take_counts(self) -> dict[str, float]:
-        """Restarts since the last call, as metrics ``rollout/restarts/NAME``."""
-        taken, self._counts = self._counts, Counter()
-        return {f"rollout/restarts/{name.replace(' ', '_')}": float(count) for name, count in taken.items()}
+        """Return the restarts since the last call, as metrics ``rollout/restarts/NAME``."""
+        counts, self._counts = self._counts, Counter()
+        return {f"rollout/restarts/{name.replace(' ', '_')}": float(count) for name, count in counts.items()}
 
     # --- Weights -----------------------------------------------------------------------------------------------------
 
     def settle(self, *, within_s: float = 0.0) -> bool:
-        """Wait until no engine of the policy is down; returns whether any of them has to get weights.
+        """Wait until no engine of the policy is down; return whether any of them needs weights.
 
         Arguments:
-            within_s: also wait up to so many seconds for an engine to fail, because its client may notice first.
+            within_s: also wait up to this many seconds for an engine to fail, because its client may notice first.
 
         Raises:
             EngineError: a server has been replaced too often.
@@ -379,61 +378,65 @@ class Restarts:
                 raise
 
     def served(self) -> None:
-        """Let restarted engines get requests, now that every engine holds the learner's weights."""
+        """Register restarted engines with the router; every engine must hold the learner's weights."""
         unserved, self._unserved = self._unserved, []
-        for one in unserved:
-            if not one.is_down:
-                self._join(one)
+        for server in unserved:
+            if not server.is_down:
+                self._join(server)
 
     def serve(self, publish: Callable[[], None]) -> None:
-        """If a restarted engine waits for the learner's weights, and no other is about to, ``publish`` them to all
-        engines. For waits during which the learner is idle; otherwise the next publication comes by itself."""
+        """``publish`` the learner's weights if a restarted engine waits for them and no other engine is down.
+
+        For waits during which the learner is idle; at other times the engine gets the next publication.
+        """
         if self._unserved and not self._is_down():
             publish()
             self.served()
 
     def _is_down(self) -> bool:
-        return any(one.is_down and one.needs_weights for one in self._servers)
+        return any(server.is_down and server.needs_weights for server in self._servers)
 
     # --- One server --------------------------------------------------------------------------------------------------
 
-    def _replace(self, one: RestartableServer[Any], error: SlimeError) -> None:
+    def _replace(self, server: RestartableServer[Any], error: SlimeError) -> None:
         now_s = time.monotonic()
-        one.restarts_s = [at_s for at_s in one.restarts_s if now_s - at_s < WINDOW_S]
-        count = len(one.restarts_s)
+        server.restarts_s = [at_s for at_s in server.restarts_s if now_s - at_s < WINDOW_S]
+        count = len(server.restarts_s)
         if count >= self._limit:
             raise EngineError(
-                f"{one.name} has failed after {count} restarts within an hour, the limit --engine-max-restarts "
+                f"{server.name} has failed after {count} restarts within an hour, the limit --engine-max-restarts "
                 f"{self._limit}. Find out why; then resume the run with --load RUN_FOLDER. Its last failure:\n{error}"
             )
-        one.restarts_s.append(now_s)
-        one.due_s = now_s + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**count)
-        self._counts[one.name] += 1
+        server.restarts_s.append(now_s)
+        server.due_s = now_s + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**count)
+        self._counts[server.name] += 1
         reason = str(error).partition("\n")[0]  # the rest is the end of its log, and how to resume a run that has ended
-        self._warn(f"{one.name} is started again (restart {count + 1} of {self._limit} within an hour): {reason}")
-        one.watching = one.starting = None
-        self._unserved = [other for other in self._unserved if other is not one]
-        one.leave()
-        one.stopping = one.actor.start(ServerActor.stop)
+        self._warn(f"{server.name} is started again (restart {count + 1} of {self._limit} within an hour): {reason}")
+        server.watching = server.starting = None
+        self._unserved = [other for other in self._unserved if other is not server]
+        server.leave()
+        server.stopping = server.actor.start(ServerActor.stop)
 
-    def _has_stopped(self, one: RestartableServer[Any]) -> bool:
-        assert one.stopping is not None
-        return has_ended(one.stopping) or time.monotonic() >= one.restarts_s[-1] + STOP_LIMIT_S
+    def _has_stopped(self, server: RestartableServer[Any]) -> bool:
+        assert server.stopping is not None
+        return has_ended(server.stopping) or time.monotonic() >= server.restarts_s[-1] + STOP_LIMIT_S
 
-    def _finish(self, one: RestartableServer[Any], starting: Call[str]) -> None:
+    def _finish(self, server: RestartableServer[Any], starting: Call[str]) -> None:
         try:
-            (url,) = wait([starting], what=f"{one.name} to start")
-            if url != one.url:
-                raise EngineError(f"{one.name} could not listen at {one.url}: another program has taken the port")
+            (url,) = wait([starting], what=f"{server.name} to start")
+            if url != server.url:
+                raise EngineError(f"{server.name} could not listen at {server.url}: another program has taken the port")
         except SlimeError as error:
-            self._replace(one, error)
+            self._replace(server, error)
             return
-        one.watch()
-        if one.needs_weights:
-            self._unserved.append(one)
+        server.watch()
+        if server.needs_weights:
+            self._unserved.append(server)
         else:
-            self._join(one)
+            self._join(server)
 
-    def _join(self, one: RestartableServer[Any]) -> None:
-        one.join()
-        self._warn(f"{one.name} gets requests again, {time.monotonic() - one.restarts_s[-1]:.0f} s after it failed")
+    def _join(self, server: RestartableServer[Any]) -> None:
+        server.join()
+        self._warn(
+            f"{server.name} gets requests again, {time.monotonic() - server.restarts_s[-1]:.0f} s after it failed"
+        )

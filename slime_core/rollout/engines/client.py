@@ -1,7 +1,7 @@
 """Sends token ids to the engines; :mod:`.responses` reads their answers.
 
     GenerateClient    one connection pool, a bound on the responses in flight, retries with growing pauses
-    InFlightLimit     that bound, in constant time for each request, however many wait
+    InFlightLimit     that bound, in constant time for each request
     ShortRequests     one request for many prompts with short responses
     Targets           chooses the URL of each attempt
     RequestAborter    aborts the requests in flight; they return the tokens that they have
@@ -56,7 +56,7 @@ TIMEOUT = "engine_timeout"
 """Cause of a failure: no response within the limit."""
 
 LOOKS = 8
-"""Fewest looks at the engines' progress within the limit of a request: some of them may fail."""
+"""Minimum number of looks at the engines' progress within the limit of a request: some may fail."""
 
 COPIED_TOKENS = 16
 """Tokens up to which a prompt is sent once for each of its responses, in one request. For ``n`` responses SGLang
@@ -69,7 +69,7 @@ SHORT_RESPONSE = 16
 at nearly the same time; a longer response would wait for the longest of its request."""
 
 ROUTES = "return_routed_experts"
-"""The field of a request that asks for :attr:`Generation.routed_experts`."""
+"""The field of a request for :attr:`Generation.routed_experts`."""
 
 
 class GenerateClient:
@@ -107,7 +107,7 @@ class GenerateClient:
         self.url = url.rstrip("/")
         self._masks_up_to = masks_up_to if engines else 0  # a router would drop the field
         self._restart_s = restart_s
-        self._targets = Targets([one.rstrip("/") for one in engines] or [self.url])
+        self._targets = Targets([engine.rstrip("/") for engine in engines] or [self.url])
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
         self._routes = routes
@@ -135,7 +135,7 @@ class GenerateClient:
         # SGLang refuses to return a mask that a custom processor may have changed.
         may_mask = "custom_logit_processor" not in extra
         has_mask = truncation is not None and truncation.top_k <= self._masks_up_to and may_mask
-        # With n > 1 it first caches the prompt, samples nothing, and fails for want of a mask (sglang 0.5.23,
+        # With n > 1 it first caches the prompt, samples nothing, and fails without a mask (sglang 0.5.23,
         # srt/managers/tokenizer_manager.py:2146). Each copy is prefilled, which costs little if the prompt is no longer
         # than its responses.
         most_copied = max(COPIED_TOKENS, sampling.max_new_tokens if has_mask else 0)
@@ -166,7 +166,7 @@ class GenerateClient:
 
     @property
     def num_in_flight(self) -> int:
-        """Responses of requests that an engine has not answered, or that wait in the client."""
+        """Number of responses of requests that an engine has not answered, or that wait in the client."""
         return self._in_flight.num_inside
 
     def aborting(self) -> AbstractAsyncContextManager[None]:
@@ -194,7 +194,7 @@ class GenerateClient:
     async def _post_rows(
         self, prompts: list[list[int]], more: Mapping[str, Any], count: int, limit: _Limit, session: str | None
     ) -> list[Any] | None:
-        """The ``count`` responses to one request. None: requests are being aborted."""
+        """Return the ``count`` responses to one request, or None if requests are being aborted."""
         body = {"input_ids": prompts if len(prompts) > 1 else prompts[0], **more}
         rows = await self._post(json.dumps(body).encode(), limit, session)
         if rows is not None and len(rows) != count:
@@ -205,26 +205,26 @@ class GenerateClient:
         if not ids:
             raise RequestRefused("A prompt has no tokens; it needs at least one")
         if self._vocab_size is not None and not 0 <= min(ids) <= max(ids) < self._vocab_size:
-            wrong = [one for one in ids if not 0 <= one < self._vocab_size][:5]
+            unknown = [token for token in ids if not 0 <= token < self._vocab_size][:5]
             raise RequestRefused(
-                f"A prompt has the ids {wrong}; the model knows 0 to {self._vocab_size - 1}. "
+                f"A prompt has the ids {unknown}; the model has 0 to {self._vocab_size - 1}. "
                 "Encode prompts with the tokenizer of the model's folder."
             )
 
     async def _post(self, body: bytes, limit: _Limit, session: str | None) -> list[Any] | None:
-        """The responses. None: requests are being aborted, so it was not sent, or not retried."""
+        """Return the responses, or None if requests are being aborted, so it was not sent, or not retried."""
         failure, failed = _Failure("", ""), list[str]()
         while not self._aborter.is_on:
             with self._targets.one(session=session, failed=failed) as url:
-                found = await self._attempt(url, body, limit, session)
-            if not isinstance(found, _Failure):
-                return found
+                outcome = await self._attempt(url, body, limit, session)
+            if not isinstance(outcome, _Failure):
+                return outcome
             failed.append(url)
             attempts = len(failed)
             if attempts == 1 and self._restart_s and limit.follows_progress:
                 limit.extend(time.monotonic() + self._restart_s)
             # A last attempt that ran into the limit says less than the failure before it.
-            failure = failure if attempts > 1 and found.cause == TIMEOUT else found
+            failure = failure if attempts > 1 and outcome.cause == TIMEOUT else outcome
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.0)
             if pause_s >= limit.left_s():
                 raise RequestFailed(
@@ -271,7 +271,7 @@ class GenerateClient:
                 limit.extend(await self._progress.last_s(url, interval_s=limit.interval_s))
 
     async def _num_running(self) -> int | None:
-        """Sequences that the engines work on. None: one of them does not answer."""
+        """Return the number of sequences of the engines, or None if an engine does not answer."""
         answers = await asyncio.gather(*(self._aborter.get(f"{url}{LOADS}") for url in await self._aborter.engines()))
         loads = [load for _, answer in answers if (load := read_load(answer)) is not None]
         return sum(load.sequences for load in loads) if answers and len(loads) == len(answers) else None
@@ -289,12 +289,12 @@ class GenerateClient:
 
 
 LOOK_S = 1.0
-"""Seconds between two looks at the sequences that engines work on, while requests wait for a place."""
+"""Seconds between two looks at the sequences of the engines, while requests wait for a place."""
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """What a request holds: ``sequences``, of which a look may have found all but one to be complete."""
+    """The place of a request: its ``sequences``, of which a look may have counted all except one as complete."""
 
     sequences: int
     admitted: asyncio.Future[None]
@@ -303,17 +303,17 @@ class _Place:
 class InFlightLimit:
     """Bounds the sequences in flight; requests wait, and enter in the order of their arrival.
 
-    A request is answered when its longest response is complete. So that its other responses do not keep requests out
-    until then, the limit asks the engines, while requests wait, how many sequences they work on. Every unanswered
-    request counts as one sequence at least; a request that was sent since the look before the last, which an engine may
-    not count yet, counts with all its sequences.
+    A request is answered when its longest response is complete. While requests wait, the limit reads the number of
+    unfinished sequences from the engines, so that completed responses make room before that. Every unanswered request
+    counts as one sequence at least; a request that was sent since the look before the last, which an engine may not
+    count yet, counts with all its sequences.
 
-    Everything but a look takes constant time, however many requests wait. ``asyncio.Semaphore`` takes the square of
-    their number if thousands of answers arrive at once.
+    Everything except a look takes constant time. ``asyncio.Semaphore`` takes quadratic time if thousands of answers
+    arrive at once.
 
     Arguments:
-        places: most sequences; a request with more of them enters alone.
-        running: returns the sequences that the engines work on, of any sender. None: unknown.
+        places: largest number of sequences; a request with more of them enters alone.
+        running: returns the number of sequences of the engines, from any sender. None: unknown.
     """
 
     def __init__(self, places: int, running: Callable[[], Awaitable[int | None]] | None = None) -> None:
@@ -371,17 +371,17 @@ class InFlightLimit:
     def _leave(self, place: _Place) -> None:
         del self._sent[place]
         self._num_sent -= place.sequences
-        # At most these of the complete sequences were its own; the next look counts again.
+        # At most these of the complete sequences belonged to it; the next look counts again.
         self._num_complete = max(0, self._num_complete - (place.sequences - 1))
         self._admit()
 
     async def _look_while_waiting(self, running: Callable[[], Awaitable[int | None]]) -> None:
         while self._waiting:
             await asyncio.sleep(LOOK_S)
-            known, self._seen = self._seen, set(self._sent)
+            counted, self._seen = self._seen, set(self._sent)
             num_running = await running()
             if num_running is not None:
-                least = sum(1 if place in known else place.sequences for place in self._sent)
+                least = sum(1 if place in counted else place.sequences for place in self._sent)
                 self._num_complete = max(0, self._num_sent - max(num_running, least))
             self._admit()
 
@@ -454,7 +454,7 @@ class _Limit:
         self._deadline_s = time.monotonic() + seconds
 
     def left_s(self) -> float:
-        """Seconds left."""
+        """Return the remaining seconds."""
         return self._deadline_s - time.monotonic()
 
     def extend(self, moved_s: float) -> None:
@@ -464,7 +464,7 @@ class _Limit:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why an attempt failed that may be retried."""
+    """The reason why an attempt failed; it may be retried."""
 
     reason: str
     cause: str
@@ -490,7 +490,7 @@ class Targets:
     A session belongs to the URL with the highest hash of both (rendezvous hashing): every process chooses the same URL,
     and adding or removing an engine moves few sessions. After a failure the other URLs are tried first.
 
-    Engines are addressed directly where the router would drop a field of the request: sglang-router 0.3.2 forwards only
+    Engines are addressed directly if the router would drop a field of the request: sglang-router 0.3.2 forwards only
     the fields that it knows, and ``return_routed_experts`` is not among them.
 
     Arguments:
@@ -502,7 +502,7 @@ class Targets:
 
     @contextmanager
     def one(self, *, session: str | None, failed: Sequence[str] = ()) -> Iterator[str]:
-        """The URL for one attempt; it counts as in flight inside the block.
+        """Choose the URL for one attempt, which is in flight inside the block.
 
         Arguments:
             session: id of the conversation. None: the request belongs to none.
@@ -540,7 +540,7 @@ class RequestAborter:
 
     Repeats the abort until its context exits, because a request may still be in transit to an engine. It reaches
     requests of other senders too: a generate function may call the engines by itself. Errors of the abort calls are
-    ignored: the requests of an engine that does not answer end by their own limit.
+    ignored: the requests of an engine that does not answer end at their time limit.
 
     Arguments:
         url: of the router (or of one engine).
@@ -573,7 +573,7 @@ class RequestAborter:
             await asyncio.sleep(ABORT_INTERVAL_S)
 
     async def engines(self) -> list[str]:
-        """Return the URLs of the router's engines; for an engine, its own URL."""
+        """Return the URLs of the router's engines; for an engine, its URL."""
         match await self.get(f"{self._url}/workers"):
             case (200, {"workers": [*entries]}):
                 return [entry["url"] for entry in entries if isinstance(entry, dict) and "url" in entry]
@@ -635,7 +635,7 @@ class EngineProgress:
             return False
         before = self._counters.get(engine)
         if load.counters == before:
-            # A paused engine holds its requests on purpose; the calls that pause it have limits of their own.
+            # A paused engine holds its requests intentionally; the calls that pause it have limits.
             return (await self._get(f"{engine}{READY}"))[0] == HTTPStatus.SERVICE_UNAVAILABLE
         self._counters[engine] = load.counters
         return before is not None

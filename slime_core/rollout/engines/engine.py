@@ -2,8 +2,8 @@
 (:class:`Router`). :class:`RouterClient` registers engines with it, or with an external router. Only this file starts
 SGLang.
 
-The server is the unmodified ``sglang.launch_server``, never imported. What it needs on a CPU is passed through its
-environment (:mod:`slime_core.cpu.serve`). There a launcher lets its processes fork
+The server is the unmodified ``sglang.launch_server``, never imported. Its settings for a CPU are in its environment
+(:mod:`slime_core.cpu.serve`). There a launcher lets its processes fork
 (``_slime_server`` among the stand-ins): it starts in 6 s with 0.7 GB on two idle cores instead of about 20 s with 1.8
 GB, nearly all of it imports. The warm-up request is skipped on a CPU; on a GPU it compiles kernels, and the server is
 ready after it. The key of the run comes through the environment too
@@ -73,9 +73,9 @@ def start_limit_s(requested: float | None, model: Path) -> float:
 def checkpoint_dtype(model: Path) -> str:
     """Return the dtype of the checkpoint in ``model``: that of its ``config.json``, else that of its largest weight.
 
-    SGLang's own ``auto`` is another one: it computes in half precision where the checkpoint is in float32
-    (sglang 0.5.23, srt/configs/model_config.py, ``_get_and_verify_dtype``). It only decides here if the folder states
-    no dtype in which a server can compute.
+    SGLang's ``auto`` differs: it computes in half precision if the checkpoint is in float32 (sglang 0.5.23,
+    srt/configs/model_config.py, ``_get_and_verify_dtype``). It decides only if the folder has no dtype in which a
+    server can compute.
     """
     stored = weights_dtype(model)
     if stored is None:
@@ -104,7 +104,7 @@ class EngineSettings:
         tensor_parallel: GPUs of one server; on a CPU, processes.
         num_nodes, node_rank: over how many nodes the server runs, and which of its parts this is; the one of rank 0
             takes all requests.
-        meeting_address: HOST:PORT on the node of rank 0, where the parts of such a server meet.
+        meeting_address: HOST:PORT on the node of rank 0 for the rendezvous of the parts.
         releases_memory: the server can release the memory of its GPU; on a CPU it confirms such requests and keeps its
             memory.
         trust_remote_code: run Python code of the model folder.
@@ -163,24 +163,24 @@ class EngineSettings:
         }
         return [
             *(f"--{name}={value}" for name, value in valued.items() if value is not None),
-            *(f"--{name}" for name, wanted in flags.items() if wanted),
+            *(f"--{name}" for name, is_set in flags.items() if is_set),
             *(cpu.server_arguments() if on_cpu else []),
             *self.extra,
         ]
 
     def environment(self) -> dict[str, str]:
-        """The server's whole environment: what it needs, and the key of the run, if there is one."""
-        # The other nodes connect to this address; SGLang's own guess is another one where a node has several.
+        """Return the environment of the server, with the key of the run, if any."""
+        # The other nodes connect to this address; SGLang guesses another address if a node has several.
         address = {"SGLANG_HOST_IP": self.host} if self.num_nodes > 1 else {}
         path = {"PATH": program_path()}  # SGLang compiles kernels with the environment's ninja
         # No run releases graphs, and a server that could does not start with breakable ones, SGLang's for prefills
         # (sglang 0.5.23, srt/model_executor/runner_backend/breakable_cuda_graph_backend.py:91).
         graphs = {"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "0"} if self.releases_memory else {}
-        own = {**path, **address, **graphs, **self.variables, ENGINE_KEY: engine_access().key_text}
-        found = {**needed_environment(), **own}
+        variables = {**path, **address, **graphs, **self.variables, ENGINE_KEY: engine_access().key_text}
+        environment = {**needed_environment(), **variables}
         if self.device != "cpu":
-            return found
-        return {**found, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}
+            return environment
+        return {**environment, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}
 
 
 class SGLangServer(Server):
@@ -287,7 +287,7 @@ class RouterSettings:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """An engine as a router knows it.
+    """The entry of an engine in a router.
 
     Arguments:
         url: its address.
@@ -352,14 +352,14 @@ class RouterClient:
         send_key_to(url)
 
     def add(self, workers: Iterable[Worker]) -> None:
-        """Register ``workers``; :meth:`deregister` leaves alone those that the router knew before.
+        """Register ``workers``; :meth:`deregister` does not remove workers that were registered before.
 
         Raises:
             EngineError: the router does not answer, or refused one.
         """
-        known = self._ids()
+        ids = self._ids()
         for worker in workers:
-            if worker.url not in known:
+            if worker.url not in ids:
                 self._call("/workers", worker.entry)
                 self._added.add(worker.url)
 
@@ -369,22 +369,22 @@ class RouterClient:
         Raises:
             EngineError: the router does not answer, or did not register all within a minute.
         """
-        wanted, deadline_s = set(urls), time.monotonic() + REGISTRATION_LIMIT_S
-        while missing := sorted(wanted - set(self.healthy_workers())):
+        expected, deadline_s = set(urls), time.monotonic() + REGISTRATION_LIMIT_S
+        while missing := sorted(expected - set(self.healthy_workers())):
             if time.monotonic() > deadline_s:
                 raise EngineError(f"The router at {self.url} did not register {missing}")
             time.sleep(POLL_S)
 
     def remove(self, url: str) -> None:
-        """Send no further requests to the engine at ``url``; one that the router does not know is ignored.
+        """Send no further requests to the engine at ``url``; ignore an engine that is not registered.
 
         Raises:
             EngineError: the router does not answer, or refused.
         """
         self._added.discard(url)
-        known = self._ids()
-        if url in known:
-            self._call(f"/workers/{known[url]}", method="DELETE")
+        ids = self._ids()
+        if url in ids:
+            self._call(f"/workers/{ids[url]}", method="DELETE")
 
     def deregister(self) -> None:
         """Remove the engines that :meth:`add` registered.
@@ -396,7 +396,7 @@ class RouterClient:
             self.remove(url)
 
     def healthy_workers(self) -> list[str]:
-        """URLs of the engines that get requests now, sorted."""
+        """Return the URLs of the engines that get requests now, sorted."""
         return sorted(entry["url"] for entry in self._entries() if entry["is_healthy"])
 
     def _ids(self) -> dict[str, str]:

@@ -51,7 +51,7 @@ class EngineReport(BaseModel, protected_namespaces=()):
 
 
 def discover(addresses: Sequence[str], config: RunConfig, model: Path) -> list[Worker]:
-    """The engines at ``addresses`` (``host:port``), in that order.
+    """Return the engines at ``addresses`` (``host:port``), in that order.
 
     Arguments:
         config: settings of the run.
@@ -64,35 +64,35 @@ def discover(addresses: Sequence[str], config: RunConfig, model: Path) -> list[W
     send_key_to(*urls)
     with ThreadPoolExecutor(len(urls)) as threads:
         reports = list(threads.map(_report, urls))
-    wrong = [
+    problems = [
         f"  {url}: {reason}"
         for url, report in zip(urls, reports, strict=True)
         for reason in ([report] if isinstance(report, str) else _reasons(report, config, model))
     ]
-    found = [_worker(url, report) for url, report in zip(urls, reports, strict=True) if not isinstance(report, str)]
-    if len({one.worker_type == "regular" for one in found}) > 1:
-        wrong.append("  some compute whole requests and others only prefill or decode; give engines of one kind")
-    if wrong:
-        raise ConfigError("\n".join(["rollout_external_engine_addrs: these engines cannot serve the run:", *wrong]))
-    return found
+    workers = [_worker(url, report) for url, report in zip(urls, reports, strict=True) if not isinstance(report, str)]
+    if len({worker.worker_type == "regular" for worker in workers}) > 1:
+        problems.append("  some compute whole requests and others only prefill or decode; give engines of one kind")
+    if problems:
+        raise ConfigError("\n".join(["rollout_external_engine_addrs: these engines cannot serve the run:", *problems]))
+    return workers
 
 
 def _report(url: str) -> EngineReport | str:
-    """Request the engine's report; a text instead says why there is none."""
-    wrong = "it does not answer as an SGLang server"
+    """Return the engine's report, or a text with the reason why it has none."""
+    problem = "it does not answer as an SGLang server"
     try:
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         # Last the settings of its start: /model_info names the folder of the last update, which may be gone.
         for path in ("/model_info", "/server_info"):
-            found |= call(url, path, timeout_s=ANSWER_LIMIT_S)
-        return EngineReport.model_validate(found)
+            fields |= call(url, path, timeout_s=ANSWER_LIMIT_S)
+        return EngineReport.model_validate(fields)
     except WeightSyncError as error:
-        return f"{wrong}: {error}"
+        return f"{problem}: {error}"
     except ValidationError as error:
-        names = dict.fromkeys(str(one["loc"][0]) for one in error.errors())
-        return f"{wrong}: it reports no valid {', '.join(names)}"
+        names = dict.fromkeys(str(mistake["loc"][0]) for mistake in error.errors())
+        return f"{problem}: it reports no valid {', '.join(names)}"
     except (TypeError, ValueError):
-        return f"{wrong}: /server_info is not a JSON object"
+        return f"{problem}: /server_info is not a JSON object"
 
 
 def _worker(url: str, report: EngineReport) -> Worker:
@@ -102,45 +102,45 @@ def _worker(url: str, report: EngineReport) -> Worker:
 
 
 def _reasons(report: EngineReport, config: RunConfig, model: Path) -> list[str]:
-    """Return why an engine with this report cannot serve the run; empty: it can."""
-    found = _other_model(report, model)
+    """Return the reasons why an engine with this report cannot serve the run."""
+    reasons = _other_model(report, model)
     ranks, needed = report.tp_size, config.cluster.rollout_num_gpus_per_engine
     if ranks != needed:
-        found.append(
+        reasons.append(
             f"tp_size = {ranks}, but rollout_num_gpus_per_engine = {needed}; start it with --tp-size {needed}, or "
             f"write --rollout-num-gpus-per-engine {ranks}"
         )
     if report.pp_size != 1:
-        found.append(f"pp_size = {report.pp_size}; engines that span pipeline stages cannot be updated yet")
-    dtype, ours = _dtype(report), "bfloat16" if config.model.bf16 else "float32"
-    if dtype != ours:
-        found.append(
-            f"dtype = {dtype}, but the learner computes in {ours}; start it with --dtype {ours}, or "
+        reasons.append(f"pp_size = {report.pp_size}; engines that span pipeline stages cannot be updated yet")
+    dtype, expected = _dtype(report), "bfloat16" if config.model.bf16 else "float32"
+    if dtype != expected:
+        reasons.append(
+            f"dtype = {dtype}, but the learner computes in {expected}; start it with --dtype {expected}, or "
             f"{'leave --bf16 out' if config.model.bf16 else 'write --bf16 if it is bfloat16'}"
         )
     if config.learner.use_rollout_routing_replay and not report.enable_return_routed_experts:
-        found.append("use_rollout_routing_replay needs the routes; start it with --enable-return-routed-experts")
+        reasons.append("use_rollout_routing_replay needs the routes; start it with --enable-return-routed-experts")
     if report.enable_fp32_lm_head != config.learner.fp32_lm_head:
-        wanted = "with" if config.learner.fp32_lm_head else "without"
-        found.append(
+        preposition = "with" if config.learner.fp32_lm_head else "without"
+        reasons.append(
             f"enable_fp32_lm_head = {report.enable_fp32_lm_head}, but fp32_lm_head = {config.learner.fp32_lm_head}; "
-            f"start it {wanted} --enable-fp32-lm-head"
+            f"start it {preposition} --enable-fp32-lm-head"
         )
     if config.rollout.pause_generation_mode == "in_place" and not report.disable_radix_cache:
-        found.append(
+        reasons.append(
             "pause_generation_mode = in_place: its prefix cache would hold entries of older weights; start it with "
             "--disable-radix-cache"
         )
-    return found
+    return reasons
 
 
 def _other_model(report: EngineReport, model: Path) -> list[str]:
-    path, ours = Path(report.model_path), described(model) or {}
-    theirs = described(path)
+    path, expected = Path(report.model_path), described(model) or {}
+    reported = described(path)
     stated = report.model_dump(include={"architectures", "model_type"}, exclude_none=True)
-    if different := differences(theirs or stated, ours):
+    if different := differences(reported or stated, expected):
         return [f"its model {path} is not that of {model}: {', '.join(different)}"]
-    if theirs is None and path != model:
+    if reported is None and path != model:
         return [
             f"its model {path} cannot be read here, so its sizes cannot be compared with those of {model}; "
             "start it from a folder that this machine sees under the same path"
@@ -149,8 +149,8 @@ def _other_model(report: EngineReport, model: Path) -> list[str]:
 
 
 def _dtype(report: EngineReport) -> str:
-    """The dtype in which it computes; ``auto`` is that of the checkpoint, and half precision where that is float32
-    (sglang 0.5.23, srt/configs/model_config.py, ``_get_and_verify_dtype``)."""
+    """Return the dtype in which it computes; ``auto`` is that of the checkpoint, or half precision for float32 (sglang
+    0.5.23, srt/configs/model_config.py, ``_get_and_verify_dtype``)."""
     if report.dtype != "auto":
         return DTYPES.get(report.dtype, report.dtype)
     stored = weights_dtype(Path(report.model_path)) or "float32"
@@ -192,8 +192,8 @@ class ExternalWatcher(Watched):
             time.sleep(POLL_INTERVAL_S)
 
     def poll(self) -> None:
-        """Check that all engines answer and hold weights of this run. A slow engine is not an error here: requests have
-        their own limits.
+        """Check that all engines answer and hold weights of this run. A slow engine is not an error here: requests
+        have limits.
 
         Raises:
             EngineError: an engine refused connections several times in a row, hangs, or holds older weights than
@@ -229,14 +229,14 @@ class ExternalWatcher(Watched):
             )
 
     def _compare(self, url: str, version: str) -> None:
-        """The first change is this run's own: before it, an engine may hold the last version of an earlier run."""
+        """Accept the first change, which this run made: before it, an engine may hold the version of an earlier run."""
         before = self._versions.setdefault(url, version)
         if version == before:
             return
         if url in self._updated and (not version.isdecimal() or int(version) < int(before)):
             raise EngineError(
                 f"The engine at {url}, an external one, held weights of version {before} and now "
-                f"holds version {version!r}: it was restarted, or another run publishes to it. What it samples is not "
+                f"holds version {version!r}: it was restarted, or another run publishes to it. Its samples are not "
                 "from this run's policy. Stop the other run, and continue from the last checkpoint with --load"
             )
         self._updated.add(url)

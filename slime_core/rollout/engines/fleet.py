@@ -1,8 +1,8 @@
 """Every inference server of a run: the engines of each model, and the router in front of them.
 
     policy       engines of one or several groups, or external ones, always with a router
-    models       auxiliary models (reward models, judges), each with its own engines, and a router where it has several
-    evaluating   engines that only evaluate the policy; the policy's router does not know them
+    models       auxiliary models (reward models, judges), each with separate engines, and a router for several engines
+    evaluating   engines that only evaluate the policy, without the policy's router
 
 Engines are started by the run or external (:mod:`.external`); so is a router (:class:`~.engine.RouterClient`). A model
 without a router has one engine, which gets the requests. All servers start in parallel; an engine is registered with
@@ -73,7 +73,7 @@ class Site:
 
 
 def policy_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
-    """Settings of each engine of the policy that the run starts, group by group."""
+    """Return the settings of each engine of the policy that the run starts, group by group."""
     routes = ("--enable-return-routed-experts",) if config.learner.use_rollout_routing_replay else ()
     logits = ("--enable-fp32-lm-head",) if config.learner.fp32_lm_head else ()
     # Paused in place, engines keep KV entries of older weights; no other request may reuse them.
@@ -93,14 +93,14 @@ def policy_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
 
 
 def model_engines(config: RunConfig, site: Site, model: EngineModel) -> list[EngineSettings]:
-    """Settings of each engine of an auxiliary model."""
+    """Return the settings of each engine of an auxiliary model."""
     served = model.model_path
     if model.is_embedding:
         served = with_head_bias(served, site.logs.parent / "served" / model.name)
     extra = ("--is-embedding",) if model.is_embedding else ()
-    own = {} if model.dtype is None else {"dtype": model.dtype}
+    dtype = {} if model.dtype is None else {"dtype": model.dtype}
     return _engines(
-        config, site, model.groups, name=model.name, seed=0, extra=extra, is_policy=False, model=served, **own
+        config, site, model.groups, name=model.name, seed=0, extra=extra, is_policy=False, model=served, **dtype
     )
 
 
@@ -147,8 +147,8 @@ def _engines(
 
 
 DEFAULT_GRAPHS, MOST_GRAPHS, GRAPH_GPU_GIB = 256, 512, 60
-"""Sequences of the largest decode graph: SGLang's default on GPUs from 60 GiB on, and the most that a run asks for,
-because SGLang reserves 2 MiB for each (sglang 0.5.23, srt/arg_groups/memory_hook.py:139 and :368)."""
+"""Sequences of the largest decode graph: SGLang's default on GPUs from 60 GiB on, and the largest value of a
+run, because SGLang reserves 2 MiB for each (sglang 0.5.23, srt/arg_groups/memory_hook.py:139 and :368)."""
 
 GRAPH_FLAGS = frozenset(
     {"cuda_graph_config", "cuda_graph_max_bs_decode", "cuda_graph_bs_decode", "speculative_algorithm", "dp_size"}
@@ -157,41 +157,41 @@ GRAPH_FLAGS = frozenset(
 
 
 def _decode_graphs(config: RunConfig, group: EngineGroup) -> tuple[str, ...]:
-    """Arguments for decode graphs as large as the batches that an engine gets; without a graph, SGLang starts every
-    kernel of a decode step by itself."""
-    given = {**dict(config.sglang.given), **dict(group.overrides)}
+    """Return arguments for decode graphs as large as an engine's batches; without a graph, SGLang launches every kernel
+    of a decode step separately."""
+    flags = {**dict(config.sglang.given), **dict(group.overrides)}
     is_small = (config.cluster.gpu_memory_gib or GRAPH_GPU_GIB) < GRAPH_GPU_GIB
-    if is_small or group.worker_type == "prefill" or GRAPH_FLAGS & given.keys():
+    if is_small or group.worker_type == "prefill" or GRAPH_FLAGS & flags.keys():
         return ()
-    limit = given.get("max_running_requests")
+    limit = flags.get("max_running_requests")
     sequences = min(config.rollout.sglang_server_concurrency, limit if isinstance(limit, int) else MOST_GRAPHS)
     largest = min(sequences, MOST_GRAPHS)
     return server_arguments((("cuda_graph_max_bs_decode", largest),)) if largest > DEFAULT_GRAPHS else ()
 
 
 MOST_KEPT, MASK_ROOM = 256, 4
-"""Largest top_k for which engines report the tokens that stay, and how many times as many they may report: SGLang ends
-a request with more, and tokens that are equally likely at the border all stay."""
+"""Largest top_k for which engines report the tokens that stay, and the factor by which a report may be longer: SGLang
+ends a request with more, and tokens that are equally likely at the border all stay."""
 
 
 def masks_up_to(config: RunConfig) -> int:
-    """Return the largest top_k for which the policy's engines report the truncated-sampling mask; 0: requests ask for
-    the likeliest tokens.
+    """Return the largest top_k for which the policy's engines report the truncated-sampling mask, or 0 if requests read
+    the likeliest tokens instead.
 
-    Such requests bypass the router, which drops the field. So its policy must be the default one, and engines must not
-    be restarted, because only the router knows which of them hold the learner's weights.
+    Such requests bypass the router, which drops the field. So its policy must be the default, and engines must not be
+    restarted, because requests could reach an engine without the learner's weights.
     """
     router, groups = config.engine, config.engine_groups
     flags = [{**dict(config.sglang.given), **dict(group.overrides)} for group in groups]
-    can_report = bool(flags) and not any(speculates(given.items()) for given in flags)
-    can_report &= not any("sampling_mask_max_tokens" in given for given in flags)
+    can_report = bool(flags) and not any(speculates(group.items()) for group in flags)
+    can_report &= not any("sampling_mask_max_tokens" in group for group in flags)
     can_report &= all(group.worker_type == "regular" for group in groups) and not config.restarts_engines
     can_report &= router.sglang_router_policy == "cache_aware" and router.sglang_router_ip is None
     return MOST_KEPT if can_report and config.rollout.truncates else 0
 
 
 PROBES = 3
-"""Unanswered probes in a row after which an engine is started again: one may be lost on a busy machine."""
+"""Unanswered probes in a row before an engine is restarted: a busy machine may lose one."""
 
 
 LONGEST_WATCHDOG_S = 86_400.0
@@ -199,12 +199,13 @@ LONGEST_WATCHDOG_S = 86_400.0
 
 
 def _health_check(config: RunConfig, group: EngineGroup) -> HealthCheck:
-    """The limit of SGLang's own watchdog, where the failure of an engine ends the run."""
+    """Return the probes of an engine; if its failure ends the run, with the limit of SGLang's watchdog."""
     engine = config.engine
     if not config.restarts_engines:
         limit_s = dict((*config.sglang.given, *group.overrides)).get("watchdog_timeout")
-        own_s = HANG_LIMIT_S if not isinstance(limit_s, int | float) else min(limit_s, LONGEST_WATCHDOG_S)
-        return HealthCheck(timeout_s=own_s)
+        if isinstance(limit_s, int | float):
+            return HealthCheck(timeout_s=min(limit_s, LONGEST_WATCHDOG_S))
+        return HealthCheck(timeout_s=HANG_LIMIT_S)
     return HealthCheck(
         interval_s=engine.rollout_health_check_interval,
         timeout_s=engine.rollout_health_check_timeout,
@@ -221,11 +222,11 @@ ADDED = "model-score-bias.safetensors"
 
 
 def with_head_bias(model: Path, folder: Path) -> Path:
-    """``model`` itself, or ``folder``, which then holds links to all its files, and a head's bias of zero.
+    """Return ``model``, or ``folder`` with links to all its files and a bias of zero for the head.
 
     Arguments:
         model: Hugging Face folder of a reward model.
-        folder: made where the head would be random; the nodes that serve the model must see it.
+        folder: created if the head's bias would be random; must be visible on the nodes that serve the model.
     """
     architectures = (described(model) or {}).get("architectures") or []
     try:
@@ -245,10 +246,10 @@ def with_head_bias(model: Path, folder: Path) -> Path:
 
 
 def _add_to_index(index: Path) -> None:
-    """Name the added file in the index; without an index, SGLang reads every file."""
+    """Add the file to the index; without an index, SGLang reads every file."""
     if index.exists():
         content = read_object(index) | {"weight_map": weight_map(index) | {BIAS: ADDED}}
-        index.unlink()  # a link to the checkpoint's own
+        index.unlink()  # a link to the checkpoint's index
         index.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
@@ -262,9 +263,9 @@ class Supervision:
 
     Arguments:
         wait: waits for calls, under the run's limits.
-        monitors: background calls whose failure ends any wait; each started server adds its own.
-        reachable: whether other nodes have to reach the servers.
-        restarts: replaces servers that fail. None: that ends the run.
+        monitors: background calls whose failure ends any wait; each started server adds a call.
+        reachable: whether other nodes must reach the servers.
+        restarts: replaces servers that fail. None: a failure ends the run.
     """
 
     wait: Wait
@@ -274,13 +275,13 @@ class Supervision:
 
 
 class ModelServers:
-    """Starts the servers of one model and knows their addresses.
+    """Starts the servers of one model, and returns their addresses.
 
     Arguments:
         name: for messages about waiting: ``"the engines"``.
         settings: one for each engine to start. Without any, and without ``others``, the model is not served.
         placements: one for each of these engines.
-        watch: how to wait for them.
+        watch: waits for them.
         router: settings of a router to start, or the URL of an external one. None: requests go to the engine directly.
         others: external engines.
         is_trained: the engines get the learner's weights.
@@ -306,25 +307,25 @@ class ModelServers:
         self.placements = placements
         self._settings = settings
         self._others = others
-        self.ranks = (*(one.tensor_parallel for one in settings), *(one.ranks for one in others))
+        self.ranks = (*(engine.tensor_parallel for engine in settings), *(worker.ranks for worker in others))
         self._engines = [
             RestartableServer(
-                one.name,
-                launch=partial(start_engine, one, placement=placement, reachable=watch.reachable),
+                engine.name,
+                launch=partial(start_engine, engine, placement=placement, reachable=watch.reachable),
                 leave=partial(self._remove, number),
                 join=partial(self._add_engine, number),
                 needs_weights=is_trained,
             )
-            for number, (one, placement) in enumerate(zip(settings, placements, strict=True))
+            for number, (engine, placement) in enumerate(zip(settings, placements, strict=True))
         ]
-        self._router = self._own_router(router) if isinstance(router, RouterSettings) else None
+        self._router = self._make_router(router) if isinstance(router, RouterSettings) else None
         self._client = RouterClient(router) if isinstance(router, str) else None
         # A server that dies while the run waits for something else ends that wait.
-        watch.monitors.extend(one.start() for one in self._own_servers)
+        watch.monitors.extend(server.start() for server in self._started)
         self._registered: dict[str, Worker] = {}
         self._is_registered = False
 
-    def _own_router(self, settings: RouterSettings) -> RestartableServer[RouterActor]:
+    def _make_router(self, settings: RouterSettings) -> RestartableServer[RouterActor]:
         return RestartableServer(
             settings.log_file.stem,
             launch=partial(start_router, settings, reachable=self._watch.reachable),
@@ -333,28 +334,28 @@ class ModelServers:
         )
 
     @property
-    def _own_servers(self) -> list[RestartableServer[Any]]:
+    def _started(self) -> list[RestartableServer[Any]]:
         return [*self._engines, *([self._router] if self._router else [])]
 
     @property
     def engines(self) -> ActorGroup[EngineActor]:
-        """Actors of the engines that were started here."""
-        return ActorGroup(tuple(one.actor for one in self._engines))
+        """Actors of the started engines."""
+        return ActorGroup(tuple(server.actor for server in self._engines))
 
     @property
     def starts(self) -> list[Call[str]]:
         """The pending calls that start these engines."""
-        return [one.starting for one in self._engines if one.starting is not None]
+        return [server.starting for server in self._engines if server.starting is not None]
 
     # --- Addresses ---------------------------------------------------------------------------------------------------
 
     def urls(self) -> list[str]:
-        """URL of each engine; waits until they have started."""
+        """Return the URL of each engine; waits until they have started."""
         self._wait_started(self._engines, what=self._name)
-        return [*(one.url for one in self._engines), *(one.url for one in self._others)]
+        return [*(server.url for server in self._engines), *(worker.url for worker in self._others)]
 
     def url(self) -> str:
-        """URL of the router or of the only engine; waits for it to start. Empty: the model is not served."""
+        """Return the URL of the router or of the only engine, empty if the model is not served; waits for its start."""
         if self._client is None and self._router is not None:
             self._wait_started([self._router], what="the router")
             self._client = RouterClient(self._router.url)
@@ -362,16 +363,17 @@ class ModelServers:
         return "".join(self.urls()[:1]) if self._client is None else self._client.url
 
     def _wait_started(self, servers: Sequence[RestartableServer[Any]], *, what: str) -> None:
-        starts = [one.starting for one in servers if one.starting is not None and not one.url]
+        starts = [server.starting for server in servers if server.starting is not None and not server.url]
         if starts:
-            # The servers have limits of their own, which grow with their weights.
-            at_least_s = max((one.start_timeout_s or 0.0 for one in self._settings), default=0.0) + LAUNCH_S
+            # The limits of servers grow with their weights.
+            limits_s = (settings.start_timeout_s or 0.0 for settings in self._settings)
+            at_least_s = max(limits_s, default=0.0) + LAUNCH_S
             urls = self._watch.wait(starts, what=f"{what} to start", at_least_s=at_least_s)
-            for one, url in zip(servers, urls, strict=True):
-                one.url = url
+            for server, url in zip(servers, urls, strict=True):
+                server.url = url
 
     def ready_url(self) -> str:
-        """URL for requests; waits until the engines answer."""
+        """Return the URL for requests; waits until the engines answer."""
         self.register()
         return self.url()
 
@@ -387,24 +389,26 @@ class ModelServers:
         self.urls()
         self._watch_servers(self._engines)
         if self._others:
-            self._watch.monitors.append(start_watch([one.url for one in self._others]).start(ExternalWatcher.watch))
+            self._watch.monitors.append(
+                start_watch([worker.url for worker in self._others]).start(ExternalWatcher.watch)
+            )
         if self._client is not None:
             self._add([*map(self._worker, range(len(self._engines))), *self._others])
             self._client.wait_registered(self._registered)
 
     def _watch_servers(self, servers: Sequence[RestartableServer[Any]]) -> None:
-        for one in servers:
-            if one.starting is not None:
-                self._watch.monitors.remove(one.starting)
+        for server in servers:
+            if server.starting is not None:
+                self._watch.monitors.remove(server.starting)
             if self._watch.restarts is None:
-                self._watch.monitors.append(one.watch())
+                self._watch.monitors.append(server.watch())
             else:
-                self._watch.restarts.watch(one)
+                self._watch.restarts.watch(server)
 
     # --- Restarts ----------------------------------------------------------------------------------------------------
 
     def _worker(self, number: int) -> Worker:
-        """Engine ``number`` as the router knows it; a prefill engine sends its cache from another port after each
+        """Return engine ``number`` for the router; a prefill engine sends its cache from another port after each
         start."""
         (port,) = wait_for([self._engines[number].actor.start(EngineActor.bootstrap_port)], what="a bootstrap port")
         return Worker(self._engines[number].url, self._settings[number].worker_type, port)
@@ -415,19 +419,18 @@ class ModelServers:
     def _add(self, workers: Collection[Worker]) -> None:
         self._registered |= {worker.url: worker for worker in workers}
         if self._client is not None:
-            with self._without_own_router():
+            with self._tolerating_restart():
                 self._client.add(workers)
 
     def _remove(self, number: int) -> None:
         url = self._engines[number].url
         self._registered.pop(url, None)
         if self._client is not None:
-            with self._without_own_router():
+            with self._tolerating_restart():
                 self._client.remove(url)
 
-    def _without_own_router(self) -> AbstractContextManager[None]:
-        """Suppresses the errors of a router that the run started: one that fails gets all registered engines when it is
-        started again."""
+    def _tolerating_restart(self) -> AbstractContextManager[None]:
+        """Suppress errors of a router that the run started: after a restart it gets all registered engines again."""
         return nullcontext() if self._router is None else suppress(EngineError)
 
     # --- Control -----------------------------------------------------------------------------------------------------
@@ -461,7 +464,7 @@ class ModelServers:
 
     def begin_stop(self) -> list[Call[None]]:
         """Stop every server that the run started, without waiting; external ones keep running."""
-        return [one.actor.start(ServerActor.stop) for one in self._own_servers]
+        return [server.actor.start(ServerActor.stop) for server in self._started]
 
 
 STOP_LIMIT_S = 6.0
@@ -473,8 +476,8 @@ class EngineFleet:
 
     Arguments:
         config: the run's settings.
-        site: where they run.
-        watch: how to wait for them.
+        site: their node.
+        watch: waits for them.
 
     Attributes:
         policy, models, evaluating: see the module; a model that is not served has no engines.
@@ -524,11 +527,12 @@ class EngineFleet:
         self.evaluating = self._auxiliary(what, "eval", settings, placements, replace(self._watch, restarts=None))
 
     def stop(self) -> None:
-        """Stop every server that the run started. External ones keep running; an external router forgets the
-        engines."""
+        """Stop every server that the run started. External servers keep running; engines are removed from an external
+        router."""
         with suppress(EngineError):
             self.policy.deregister()
-        calls = [call for one in (self.policy, *self.models.values(), self.evaluating) for call in one.begin_stop()]
+        groups = (self.policy, *self.models.values(), self.evaluating)
+        calls = [call for servers in groups for call in servers.begin_stop()]
         deadline_s = time.monotonic() + STOP_LIMIT_S
         for call in calls:  # one by one: one actor may be dead, and the others still have files to remove
             with suppress(WaitTimeout, RemoteError):
@@ -536,16 +540,16 @@ class EngineFleet:
 
     @property
     def serves_policy(self) -> bool:
-        """Whether the policy has engines."""
+        """True if the policy has engines."""
         return bool(self.policy.ranks)
 
     def model_urls(self) -> dict[str, str]:
-        """Name -> URL of every auxiliary model; waits until all answer."""
+        """Return name -> URL of every auxiliary model; waits until all answer."""
         return {name: model.ready_url() for name, model in self.models.items()}
 
     def direct_urls(self) -> tuple[str, ...]:
-        """The policy's engines if requests must bypass the router, because it would drop ``return_routed_experts`` or
-        ``return_sampling_mask``; waits until they have started. Empty: requests go through the router."""
+        """Return the URLs of the policy's engines if requests must bypass the router, which would drop
+        ``return_routed_experts`` or ``return_sampling_mask``; waits until they have started. Empty otherwise."""
         is_direct = self._config.learner.use_rollout_routing_replay or masks_up_to(self._config)
         return tuple(self.policy.urls()) if is_direct else ()
 
@@ -561,9 +565,9 @@ class EngineFleet:
         return ModelServers(what, settings, list(islice(placements, len(settings))), watch, router=router)
 
     def _router(self, log: str, engines: Sequence[EngineSettings | Worker]) -> RouterSettings:
-        """Settings of a router whose log file is ``log``.log."""
+        """Return the settings of a router with the log file ``log``.log."""
         return RouterSettings(
             log_file=self._site.logs / f"{log}.log",
             policy=self._config.engine.sglang_router_policy,
-            splits_prefill=any(one.worker_type != "regular" for one in engines),
+            splits_prefill=any(engine.worker_type != "regular" for engine in engines),
         )

@@ -4,7 +4,7 @@
 
 is ``python -m MODULE ARGUMENTS ... --api-key=KEY``. Every user of a machine can read a command line
 (proc_pid_cmdline(5)), but only the same user an environment. SGLang 0.5.23 logs all its arguments
-(srt/entrypoints/engine.py:1185); log lines show ``***`` in place of the key. The children of the module do not inherit
+(srt/entrypoints/engine.py:1185); log lines show ``***`` instead of the key. The children of the module do not inherit
 the variable.
 
 Only the standard library is imported.
@@ -23,7 +23,7 @@ MASK = "***"
 
 
 def hide_in_logs(secret: str) -> None:
-    """Log records of this process, and of its forks, show :data:`MASK` in place of ``secret``."""
+    """Log records of this process, and of its forks, show :data:`MASK` instead of ``secret``."""
     make = logging.getLogRecordFactory()
 
     def masked(*args: Any, **kwargs: Any) -> logging.LogRecord:
@@ -36,7 +36,7 @@ def hide_in_logs(secret: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = os.getcwd()  # as ``python -m`` has it, in place of the folder of this file
+    sys.path[0] = os.getcwd()  # as ``python -m`` does, instead of the folder of this file
     _, module, *arguments = sys.argv
     if key := os.environ.pop(KEY_VARIABLE, ""):
         hide_in_logs(key)

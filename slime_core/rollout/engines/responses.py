@@ -2,33 +2,33 @@
 
     read_answer      the responses in the bytes of an answer
     read_generation  one response with its log-probabilities, weight versions, routes and counters
-    read_load        how many sequences an engine works on, and counters that advance while it computes
-    take_routes      the routed experts of a mixture, taken out of the bytes before these are parsed
-    read_mask        which tokens top-p, top-k and min-p left to sample from, and log-probabilities over these, as the
-                     engine reports them
+    read_load        number of sequences of an engine, and counters that advance while it computes
+    take_routes      the routed experts of a mixture, removed from the bytes before these are parsed
+    read_mask        the tokens that top-p, top-k and min-p left to sample from, and log-probabilities over these, as
+                     the engine reports them
     truncate         the same, computed from the likeliest tokens
-    spec_metrics     how many drafted tokens engines accepted
+    spec_metrics     share of drafted tokens that engines accepted
 
 **Routes.** SGLang sends them as int32 in base64, token after token (0.5.23, srt/state_capturer/routed_experts.py:166):
-66 MB for a response of 32,000 tokens of 48 layers with 8 experts a token, nearly all of the answer. They are decoded a
-piece at a time, so that neither their text nor int32 numbers are ever held whole.
+66 MB for a response of 32,000 tokens of 48 layers with 8 experts a token, nearly all of the answer. They are decoded in
+pieces, so that neither their text nor their int32 numbers are in memory at once.
 
-**Truncated sampling.** An engine that is asked for it (``return_sampling_mask``) sends the tokens from which each token
-was sampled, and its log-probability among these. The router drops that field of a request, so a request through it asks
-for the likeliest tokens instead: an engine reports log-probabilities after the temperature and before it cuts (sglang
+**Truncated sampling.** For ``return_sampling_mask`` an engine sends the tokens from which each token was sampled, and
+its log-probability among these. The router drops that field of a request, so a request through it reads the likeliest
+tokens instead: an engine reports log-probabilities after the temperature and before it cuts (sglang
 0.5.23, layers/sampler.py:309), and the likeliest tokens with theirs. The cut is computed from these by the engine's
-rule (``top_k_top_p_min_p_sampling_from_probs_torch`` there): tokens in falling order of probability, of which those
+rule (``top_k_top_p_min_p_sampling_from_probs_torch`` there): of the tokens in falling order of probability, those
 stay
 
     whose rank, from 0, is below top_k; before which at most top_p of the mass stands; of at least min_p times the first
 
-All three read the probabilities before any cut; nothing is renormalised in between. What a grammar or a least number of
-new tokens forbids has probability 0 there and never stays. Then, with ``S`` what stayed,
+All three read the probabilities before any cut, without renormalisation in between. A token that a grammar or a minimum
+number of new tokens forbids has probability 0 there and never stays. Then, with ``S`` the tokens that stayed,
 
     log q(t) = log p(t) - log sum_{v in S} p(v)
 
-The engine compares float32 numbers that it has not sent, and breaks ties in an order of its own. A token that was
-sampled is therefore always counted among those that stayed, if it stands at the border; elsewhere it is an error.
+The engine compares float32 numbers that it has not sent, and breaks ties in an unknown order. A sampled token at the
+border is therefore always counted among those that stayed; elsewhere it is an error.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ BODY_SHOWN = 400
 
 
 def read_answer(content: bytes) -> list[Any]:
-    """The responses in an answer, with their routes as numbers.
+    """Return the responses in an answer, with their routes as numbers.
 
     Raises:
         ValueError: it is no answer of an engine.
     """
     try:
-        rest, routes = take_routes(content)
-        answer = parse_long_json(rest)
+        text, routes = take_routes(content)
+        answer = parse_long_json(text)
     except ValueError as error:
         raise ValueError(f"an answer that is no JSON: {error}") from error
     rows = answer if isinstance(answer, list) else [answer]
     if not all(map(_is_response, rows)):
-        text = rest.decode(errors="replace")[:BODY_SHOWN]
-        raise ValueError(f"the answer {text}, which is not a response of SGLang's")
+        shown = text.decode(errors="replace")[:BODY_SHOWN]
+        raise ValueError(f"the answer {shown}, which is not a response of SGLang's")
     for row in rows if routes else ():
         place = row["meta_info"].get(ROUTES)
         if isinstance(place, int) and 0 <= place < len(routes):
@@ -91,7 +91,7 @@ class Load:
     """The load of an engine (sglang 0.5.23, srt/managers/load_snapshot.py), summed over its schedulers.
 
     Arguments:
-        sequences: responses that it generates, or holds until it has room.
+        sequences: responses that it generates, or queues.
         counters: of each scheduler, :data:`COUNTERS`.
     """
 
@@ -100,7 +100,7 @@ class Load:
 
 
 def read_load(answer: Any) -> Load | None:
-    """Return the load in the answer to :data:`LOADS`. None: it is not SGLang's."""
+    """Return the load in the answer to :data:`LOADS`, or None if the answer is not SGLang's."""
     loads = answer.get("loads") if isinstance(answer, dict) else None
     schedulers = [load for load in loads if isinstance(load, dict)] if isinstance(loads, list) else []
     if not schedulers:
@@ -121,11 +121,11 @@ def _is_response(row: Any) -> bool:
 def read_generation(
     row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Truncation | None = None
 ) -> Generation:
-    """One response of an engine.
+    """Return one response of an engine.
 
     Arguments:
-        row: as SGLang's ``/generate`` sends it, but for routes, which are numbers (:func:`read_answer`).
-        routes: layers of the model and experts per token, where routes were requested.
+        row: as SGLang's ``/generate`` sends it, with routes as numbers (:func:`read_answer`).
+        routes: layers of the model and experts per token, if routes were requested.
         cut: the top-p and top-k limits, if log-probabilities are those of the truncated distribution.
 
     Raises:
@@ -134,7 +134,7 @@ def read_generation(
     try:
         return _generation(row, routes, cut)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-        reported = f"The engine sent a response that is none of SGLang's ({problem!r}): {str(row)[:BODY_SHOWN]}"
+        reported = f"The engine sent a response that is not SGLang's ({problem!r}): {str(row)[:BODY_SHOWN]}"
         raise EngineError(reported) from problem
 
 
@@ -172,8 +172,8 @@ def _span(span: Mapping[str, Any], count: int) -> tuple[str, int, int]:
 
 
 def spec_info(meta: Mapping[str, Any]) -> SpecInfo | None:
-    """Counters of speculative decoding in ``meta_info`` (sglang 0.5.23, srt/managers/tokenizer_manager.py:3150); None:
-    the engine does not speculate. A draft proposes tokens; the model verifies them in one pass and keeps a part."""
+    """Return the counters of speculative decoding (sglang 0.5.23, srt/managers/tokenizer_manager.py:3150), or None if
+    the engine does not speculate. A draft proposes tokens; the model verifies them in one pass and keeps some."""
     if "spec_verify_ct" not in meta:
         return None
     return SpecInfo(
@@ -185,8 +185,8 @@ def spec_info(meta: Mapping[str, Any]) -> SpecInfo | None:
 
 
 def spec_metrics(samples: Iterable[Sample]) -> dict[str, float]:
-    """``rollout/spec/accept_rate``, accepted of the drafted tokens, and ``rollout/spec/accept_length``, tokens a
-    verification pass; none where no engine speculates."""
+    """Return ``rollout/spec/accept_rate``, the accepted share of drafted tokens, and ``rollout/spec/accept_length``,
+    tokens a verification pass; empty if no engine speculates."""
     infos = [sample.spec_info for sample in samples if sample.spec_info.spec_verify_ct]
     if not infos:
         return {}
@@ -212,26 +212,26 @@ PIECE = 2**20
 
 
 def take_routes(content: bytes) -> tuple[bytes, list[Routes]]:
-    """JSON without its routes, each of which is replaced by its place in the list; and these, flat.
+    """Return JSON with each array of routes replaced by its place in the list, and the flat arrays.
 
     Raises:
-        ValueError: they are no int32 numbers in base64.
+        ValueError: routes are no int32 numbers in base64.
     """
-    rest: list[bytes] = []
-    found: list[Routes] = []
+    text: list[bytes] = []
+    routes: list[Routes] = []
     end = 0
     for start in _START.finditer(content):
         last = content.index(b'"', start.end())
-        rest += [content[end : start.end() - 1], str(len(found)).encode()]
-        found.append(_narrow(memoryview(content)[start.end() : last]))
+        text += [content[end : start.end() - 1], str(len(routes)).encode()]
+        routes.append(_narrow(memoryview(content)[start.end() : last]))
         end = last + 1
-    return (b"".join([*rest, content[end:]]), found) if found else (content, found)
+    return (b"".join([*text, content[end:]]), routes) if routes else (content, routes)
 
 
 def _narrow(text: memoryview) -> Routes:
     size, padding = len(text) // 4 * 3, bytes(text[-2:]).count(b"=")
-    count, rest = divmod(size - padding, 4)
-    if rest:
+    count, remainder = divmod(size - padding, 4)
+    if remainder:
         raise ValueError(f"{size - padding} bytes of routes are no int32 numbers")
     routes: Routes = np.empty(count, np.int8)
     done = 0
@@ -245,10 +245,10 @@ def _narrow(text: memoryview) -> Routes:
 
 
 def shaped(meta: Mapping[str, Any], layers: int, experts: int) -> Routes:
-    """The routes of a response, [tokens, layers, experts a token].
+    """Return the routes of a response, [tokens, layers, experts a token].
 
     Raises:
-        EngineError: there are none, or they are of another model.
+        EngineError: routes are missing, or have the shape of another model.
     """
     flat = meta.get(ROUTES)
     if flat is None:
@@ -271,7 +271,7 @@ FORBID = ("min_new_tokens", "json_schema", "regex", "ebnf", "structural_tag")
 """Fields of SGLang's sampling parameters that forbid tokens before probabilities are taken."""
 
 BORDER = 1e-3
-"""Share of a probability, and of the whole mass, within which a token counts as standing at the border of the cut."""
+"""Share of a probability, and of the total mass, within which a token is at the border of the cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +281,7 @@ class Truncation:
     Example: ``Truncation.of({"top_p": 0.9, "top_k": -1}, most=64, vocab_size=16)`` is ``Truncation(16, 0.9, 0.0)``.
 
     Arguments:
-        top_k: most tokens that are kept, and the number that is requested.
+        top_k: largest number of tokens that are kept, and the number that is requested.
         top_p: mass in (0, 1] before the last token that stays.
         min_p: of the likeliest token's probability; 0: no bound.
         is_reported: the engine reports the tokens that stay.
@@ -294,26 +294,26 @@ class Truncation:
 
     @property
     def request_fields(self) -> dict[str, Any]:
-        """The fields of a request that ask for what :func:`read_mask` or :func:`truncate` reads."""
+        """The fields of a request for the input of :func:`read_mask` or :func:`truncate`."""
         return {"return_sampling_mask": True} if self.is_reported else {"top_logprobs_num": self.top_k}
 
     @staticmethod
     def of(fields: Mapping[str, Any], *, most: int | None, vocab_size: int | None) -> Truncation | None:
-        """The cut that the fields of a request ask for. None: all tokens stay, or the likeliest one is taken.
+        """Return the cut of a request, or None if all tokens stay or the likeliest token is sampled.
 
         Arguments:
             fields: SGLang's sampling parameters.
-            most: tokens that are kept where there is no top_k. None: the mask is not needed.
-            vocab_size: there are no more. None: unknown.
+            most: largest number of tokens that are kept without top_k. None: the mask is not needed.
+            vocab_size: bound of top_k. None: unknown.
 
         Raises:
-            RequestRefused: min_p goes with another cut, and how the engine combines them depends on its backend.
+            RequestRefused: min_p is combined with another cut; the result depends on the engine's backend.
         """
         top_k, top_p, min_p = fields.get("top_k", -1), fields.get("top_p", 1.0), fields.get("min_p", 0.0)
         if most is not None and min_p > 0 and (top_p < 1 or top_k != -1):
             raise RequestRefused(
                 f"min_p {min_p:g} with top_p {top_p:g} and top_k {top_k}: with min_p, an engine cuts by its sampling "
-                "backend's rule (pytorch takes top_p of the whole mass, flashinfer of what top_k left), so the "
+                "backend's rule (pytorch takes top_p of the total mass, flashinfer of the mass after top_k), so the "
                 "set that a token was sampled from is unknown. Train with min_p alone, or with top_p and top_k"
             )
         is_cut = top_k != -1 or top_p < 1 or min_p > 0 or any(fields.get(name) for name in FORBID)
@@ -322,7 +322,7 @@ class Truncation:
         return Truncation(min(top_k if top_k > 0 else most, vocab_size or 2**30), top_p, min_p)
 
     def stays(self, probs_TK: NDArray[np.float64], *, slack: float = 0.0) -> NDArray[np.bool_]:
-        """Which of the K likeliest tokens, in falling order, stay; with ``slack``, those at the border too."""
+        """Return which of the K likeliest tokens, in falling order, stay; with ``slack``, also tokens at the border."""
         before_TK = probs_TK.cumsum(axis=1) - probs_TK
         in_mass_TK = before_TK <= self.top_p + slack
         likely_TK = probs_TK >= probs_TK[:, :1] * self.min_p * (1 - slack)
@@ -335,7 +335,7 @@ def read_mask(token_ids: Sequence[int], meta: Mapping[str, Any]) -> tuple[Kept, 
     """Return the tokens kept at each of t positions, and the log-probability of each sampled token among them, float32.
 
     Arguments:
-        token_ids: that were sampled.
+        token_ids: the sampled tokens.
         meta: ``meta_info`` of the answer to a request with ``return_sampling_mask`` (sglang 0.5.23,
             srt/managers/tokenizer_manager.py:2540).
 
@@ -347,7 +347,7 @@ def read_mask(token_ids: Sequence[int], meta: Mapping[str, Any]) -> tuple[Kept, 
     if not len(token_ids) == len(rows) == len(log_probs):
         raise EngineError(
             f"The engine sent {len(token_ids)} tokens with {len(rows)} masks and {len(log_probs)} log-probabilities "
-            "over them; return_sampling_mask asks for one of each a token. Is it sglang 0.5.23?"
+            "over them; return_sampling_mask requests both for each token. Is it sglang 0.5.23?"
         )
     outside = next(
         (place for place, (token, row) in enumerate(zip(token_ids, rows, strict=True)) if token not in row), None
@@ -362,11 +362,11 @@ def read_mask(token_ids: Sequence[int], meta: Mapping[str, Any]) -> tuple[Kept, 
 def truncate(
     token_ids: Sequence[int], log_probs: Sequence[float], top: Sequence[Sequence[Sequence[Any]]], cut: Truncation
 ) -> tuple[Kept, array[float]]:
-    """The tokens kept at each of t positions, and the log-probability of each sampled token among them, float32.
+    """Return the tokens kept at each of t positions, and the log-probability of each sampled token among them, float32.
 
     Arguments:
-        token_ids: that were sampled.
-        log_probs: of these, before the cut.
+        token_ids: the sampled tokens.
+        log_probs: of these tokens, before the cut.
         top: ``[log-prob, id, ...]`` of the likeliest tokens at each place, in falling order, before the cut.
 
     Raises:
@@ -384,16 +384,16 @@ def truncate(
         least_T = np.where(stays_TK, probs_TK, np.inf).min(axis=1)
         ties_T = np.exp(logs_T) >= least_T * (1 - BORDER)
         near_T = (cut.stays(probs_TK, slack=BORDER) & sampled_TK).any(axis=1)
-        wrong = np.flatnonzero(outside_T & ~ties_T & ~near_T)
-        if len(wrong):
-            place = wrong[0]
+        forbidden = np.flatnonzero(outside_T & ~ties_T & ~near_T)
+        if len(forbidden):
+            place = forbidden[0]
             raise EngineError(
                 f"The engine sampled token {sampled_T[place]} of probability {np.exp(logs_T[place]):.3g} at place "
                 f"{place} of a response, which top_p {cut.top_p:g}, top_k {cut.top_k} and min_p {cut.min_p:g} leave "
                 "out. Its sampling rule differs from that of sglang 0.5.23, or a proxy changed the request; leave "
                 "--rollout-top-p and --rollout-top-k out"
             )
-    # Tokens at the border are appended, whether they are among the K or not.
+    # Sampled tokens at the border are appended, even if they are among the K.
     mass_T = (probs_TK * stays_TK).sum(axis=1) + np.where(outside_T, np.exp(logs_T), 0.0)
     ids_TJ = np.concatenate([ids_TK, sampled_T[:, None]], axis=1)
     stays_TJ = np.concatenate([stays_TK, outside_T[:, None]], axis=1)
@@ -409,7 +409,7 @@ def _array(code: str, values: NDArray[Any], dtype: type[np.generic]) -> array[An
 def _table(
     token_ids: Sequence[int], top: Sequence[Sequence[Sequence[Any]]], cut: Truncation
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The ids and the log-probabilities of the likeliest tokens, each [t, k]."""
+    """Return the ids and the log-probabilities of the likeliest tokens, each [t, k]."""
     counts = {len(row) for row in top}
     if len(top) != len(token_ids) or min(counts) < cut.top_k or len(counts) > 1:
         raise EngineError(

@@ -1,9 +1,9 @@
-"""A program that listens on a port, as a child process: what an engine and the router have in common.
+"""A program that listens on a port, as a child process: the base of engines and routers.
 
     Server      the child process, its port, its log and its health, from start to stop
-    is_hung     whether an engine runs and does not answer
+    is_hung     tells whether an engine runs and does not answer
 
-A thread of its own starts the program and waits for its end. The thread must live as long as the program: Linux sends
+A separate thread starts the program and waits for its end. The thread must live as long as the program: Linux sends
 the parent-death signal when the *thread* that started a child ends, not its process (prctl(2), PR_SET_PDEATHSIG).
 """
 
@@ -53,7 +53,7 @@ PROBE_INTERVAL_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """The probes of an engine; it hangs when its scheduler has not answered ``probes`` requests in a row.
+    """The probes of an engine, which hangs if its scheduler has not answered ``probes`` requests in a row.
 
     Arguments:
         interval_s: between two requests.
@@ -80,11 +80,10 @@ SEARCHED_LINES = 200
 
 
 class Server(ABC):
-    """One program, from :meth:`start` to :meth:`stop`, in a process group of its own; it dies with this process,
-    whatever ends it.
+    """One program, from :meth:`start` to :meth:`stop`, in a separate process group; it dies with this process.
 
-    ``url`` is where it listens, known when :meth:`wait_ready` has returned. ``stop`` may be called at any time, from
-    any thread; it also ends a program that a concurrent ``start`` launches, and a later ``start`` fails.
+    ``url`` is its address after :meth:`wait_ready` has returned. ``stop`` may be called at any time, from any thread;
+    it also ends a program that a concurrent ``start`` launches, and a later ``start`` fails.
 
     Arguments:
         name: for messages, ``"engine 0"``.
@@ -118,7 +117,7 @@ class Server(ABC):
 
     @abstractmethod
     def command(self, port: int, second: int) -> list[str]:
-        """Program and arguments of a server that listens on ``port``; ``second`` is another free port."""
+        """Return program and arguments of a server that listens on ``port``; ``second`` is another free port."""
 
     def start(self, port: int = 0) -> None:
         """Start the program; may be repeated after it has ended by itself. :meth:`wait_ready` waits until it answers.
@@ -182,11 +181,11 @@ class Server(ABC):
             self._wait_answer()
 
     def wait_end(self, timeout_s: float | None = None) -> bool:
-        """Whether it has ended, after waiting at most ``timeout_s`` seconds for it. None: as long as it takes."""
+        """Wait at most ``timeout_s`` seconds for its end, without a limit if None; return whether it has ended."""
         return self._ended.wait(timeout_s)
 
     def is_alive(self) -> bool:
-        """Whether the program runs; it ends by itself when one of its parts does."""
+        """Return whether the program runs."""
         return self._process is not None and not self._ended.is_set()
 
     def check_alive(self) -> None:
@@ -199,7 +198,7 @@ class Server(ABC):
             raise self._failed(f"ended {_meaning(self._process.poll() if self._process else None)}.")
 
     def wait_hang(self) -> bool:
-        """Wait until it hangs or has ended; True: it hangs. Returns False at once for a server that is not checked."""
+        """Wait until it hangs or ends; return whether it hangs. Return False at once for a server without probes."""
         if self.health is None or self.wait_end(self.health.first_wait_s):
             return False
         unanswered = 0
@@ -211,7 +210,7 @@ class Server(ABC):
         return False
 
     def hang(self) -> EngineError:
-        """The error to raise for a server that hangs."""
+        """Return the error to raise for a server that hangs."""
         ids, health = " ".join(map(str, self.running())), self.health or HealthCheck()
         flag = "--sglang-watchdog-timeout" if health.probes == 1 else "--rollout-health-check-timeout"
         return self._failed(
@@ -221,11 +220,11 @@ class Server(ABC):
         )
 
     def running(self) -> list[int]:
-        """Ids of its processes that have not ended."""
-        return [one.pid for one in self._tree() if runs(one)]
+        """Return the ids of its processes that have not ended."""
+        return [process.pid for process in self._tree() if runs(process)]
 
     def last_lines(self, count: int = LAST_LINES) -> list[str]:
-        """The last ``count`` lines of its log."""
+        """Return the last ``count`` lines of its log."""
         if not self.log_file.exists():
             return []
         with self.log_file.open("rb") as stream:
@@ -273,19 +272,18 @@ class Server(ABC):
         return answers and any(_listens(process, self._port) for process in self._tree())
 
     def _lost_its_port(self) -> bool:
-        """Whether the program ended because another one had taken its port; a start on another port may then
-        succeed."""
+        """Return whether the program ended because another program listens on its port."""
         lines = self.last_lines(SEARCHED_LINES) if self.wait_end(0) else []
         return any(ADDRESS_IN_USE in line.lower() for line in lines)
 
     def _failed(self, what: str) -> EngineError:
-        """An error that states ``what`` happened and quotes the last lines of the log."""
+        """Return an error that states ``what`` happened and quotes the last lines of the log."""
         last = [f"  {line}" for line in self.last_lines()]
         where = f"The last lines of {self.log_file}:" if last else f"It wrote nothing into {self.log_file}."
         return EngineError("\n".join([f"{self.name} {what}", where, *last]))
 
     def _tree(self) -> list[psutil.Process]:
-        """The program and its descendants; empty: it has not been started, or has ended."""
+        """Return the program and its descendants; empty if it does not run."""
         return [] if self._process is None else family(self._process.pid)
 
 
@@ -298,10 +296,10 @@ def _meaning(code: int | None) -> str:
 
 def _listens(process: psutil.Process, port: int) -> bool:
     try:
-        found = process.net_connections("inet")
+        connections = process.net_connections("inet")
     except psutil.Error:  # it has ended
         return False
-    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)
+    return any(entry.status == psutil.CONN_LISTEN and entry.laddr.port == port for entry in connections)
 
 
 def _wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> None:
@@ -312,21 +310,23 @@ def _wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> None:
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
-    """``count`` different ports of ``host`` that are free now."""
+    """Return ``count`` different ports of ``host`` that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for one in sockets:
-            one.bind((host, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        for listener in sockets:
+            listener.bind((host, 0))
+        return [int(listener.getsockname()[1]) for listener in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for listener in sockets:
+            listener.close()
 
 
 def is_hung(url: str, *, limit_s: float) -> bool:
-    """Whether the engine at ``url`` takes a request that its scheduler must answer, and answers nothing for ``limit_s``
-    seconds. A busy engine answers between two forward passes; a paused one counts as well, because the calls that pause
-    it have limits of their own, and loading weights takes as long as the disk does."""
+    """Return whether the scheduler of the engine at ``url`` leaves a request without an answer for ``limit_s`` seconds.
+
+    A busy engine answers between two forward passes. A paused engine does not hang: the calls that pause it have
+    limits, and loading weights takes as long as the disk needs.
+    """
     try:
         request(url, SCHEDULER, timeout_s=limit_s)
     except TimeoutError:
