@@ -87,14 +87,12 @@ class GroupSource:
     """A source of groups; the sampler makes one call at a time, while groups may be in flight. This base class has no
     groups in flight between rollouts.
 
-    Attributes:
+    Arguments:
         prompts: the data source.
-        is_replay: rollouts are read from files of another run: the sampler then writes no samples and measures no
-            throughput.
     """
 
-    prompts: DataSource
-    is_replay = False
+    def __init__(self, prompts: DataSource) -> None:
+        self.prompts = prompts
 
     async def fill(self, batch: CollectedRollout) -> Mapping[str, float]:
         """Add the groups of rollout ``batch.rollout``; return additional metrics of the rollout.

@@ -12,12 +12,13 @@ come back bit for bit, because JSON writes enough digits. Reading a file runs no
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from slime_core.contracts import RolloutBatch, RunView
 from slime_core.errors import DataError, RunError
 from slime_core.opaque import as_json, from_json
 from slime_core.track.record import write_atomically
@@ -118,6 +119,38 @@ def _packed(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return as_json(value)
     raise TypeError(f"a {type(value).__name__}")
+
+
+class RecordedRollouts:
+    """Rollouts from files, for training without engines (``--load-debug-rollout-data``).
+
+    The data source continues from the cursor in the file, so that a live run can resume from this one.
+    """
+
+    def __init__(self, run: RunView) -> None:
+        self._files = Path(str(run.settings["load_debug_rollout_data"]))
+        share = run.settings["load_debug_rollout_data_subsample"]
+        self._share = share if isinstance(share, float) else None
+
+    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
+        """Read rollout ``batch.rollout``.
+
+        Raises:
+            DataError: its file is missing or malformed.
+        """
+        recorded = read_numbered(self._files, batch.rollout).subsampled(self._share)
+        batch.prompts.restore(recorded.cursor)
+        groups = [*recorded.groups, *recorded.lost_groups]
+        batch.wanted = len(groups)
+        await batch.add(groups)
+        return {}
+
+    def state(self) -> Mapping[str, JsonValue]:
+        """Return an empty state: the number of a rollout names its file."""
+        return {}
+
+    def restore(self, state: Mapping[str, JsonValue]) -> None:
+        """Do nothing."""
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------

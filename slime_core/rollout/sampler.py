@@ -8,10 +8,10 @@ The groups of a rollout come from a :class:`~slime_core.rollout.group_scheduler.
 
     GroupScheduler    groups are generated now, and dropped ones are replaced
     PluginRollouts    with ``--rollout-source``: a plugin's rollout source fills the batch
-    RecordedRollouts  train-only: groups are read from files that another run saved
 
-A recorded rollout was saved after rewards and sample transforms. From there on it runs the same code as a live one:
-hooks, advantages, balancing and packing. The same samples under the same settings become the same shards, bit for bit.
+In a train-only run the source is :class:`~slime_core.rollout.rollout_files.RecordedRollouts`, which reads rollouts of
+another run, saved after rewards and sample transforms. From there on they run the same code as live ones: hooks,
+advantages, balancing and packing. The same samples under the same settings become the same shards, bit for bit.
 
 Nothing here imports Megatron or Ray: the actor around it (:mod:`slime_core.rollout.actor`) puts shards into the object
 store.
@@ -23,7 +23,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,7 @@ from slime_core.rollout.engines.responses import spec_metrics
 from slime_core.rollout.evaluation import Evaluation, pass_rates, waiting_for
 from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed
 from slime_core.rollout.group_scheduler import GroupScheduler, GroupSource, RequeueBuffer
-from slime_core.rollout.rollout_files import Recorded, read_numbered, rollout_file, write_rollout
+from slime_core.rollout.rollout_files import Recorded, RecordedRollouts, rollout_file, write_rollout
 from slime_core.rollout.routing import RoutedComponent, component_boundary, require_metrics
 from slime_core.rollout.shards import BatchPlan, batch_metrics, grouped_rewards, loss_masks, make_shards
 from slime_core.rollout.transforms import Transforms, refuse_unusable
@@ -138,11 +137,10 @@ class TrainSampler(EvalSampler):
         self._last_end_s: float | None = None  # when the last rollout was complete, on time.monotonic's clock
 
     def _make_group_source(self) -> GroupSource:
-        config, files = self._config, self._config.debug.load_debug_rollout_data
+        config = self._config
         if self._generator is None:
-            if files is None:
-                raise RunError("nothing is generated, and no saved rollouts are named: --load-debug-rollout-data")
-            return RecordedRollouts(files, share=config.debug.load_debug_rollout_data_subsample)
+            recorded = RoutedComponent("recorded", RecordedRollouts(self._settings.run))
+            return PluginRollouts(recorded, live=GroupSource(_SavedCursor()))
         data = self._components.make_prompts()
         prompts = RequeueBuffer(data, self._ledger.journal, holds=config.rollout.partial_rollout)
         runner = GroupRunner(self._components, self._generator, self._staleness)
@@ -174,7 +172,7 @@ class TrainSampler(EvalSampler):
         with self._timeline.span("pack", rollout):
             shards = self._make_shards(selected, rollout)
         metrics |= batch_metrics(shards, self._plan) | spec_metrics(batch.samples)
-        if not self._rollouts.is_replay:
+        if self._generator is not None:
             per_second = metrics["rollout/response_tokens"] / rollout_s
             metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.num_rollout_gpus
         logged = self.hooks.call(
@@ -190,18 +188,18 @@ class TrainSampler(EvalSampler):
 
     async def _collect(self, rollout: int) -> tuple[CollectedRollout, dict[str, float]]:
         """Return a full rollout, and additional metrics of its source; write its samples to disk even if it fails."""
-        source = self._rollouts
+        source, is_recorded = self._rollouts, self._generator is None
         batch = CollectedRollout(
             rollout,
             self._config.rollout,
-            # A recorded rollout was saved after the transforms of its run.
-            transforms=Transforms() if source.is_replay else self._transforms,
-            staleness=self._staleness,
+            # Transforms and the bound were applied before a rollout was saved.
+            transforms=Transforms() if is_recorded else self._transforms,
+            staleness=replace(self._staleness, bound=None) if is_recorded else self._staleness,
             prompts=source.prompts,
             components=self._components,
             generator=self._generator,
         )
-        if source.is_replay:
+        if is_recorded:
             return batch, dict(await source.fill(batch))
         self._batch = batch
         try:
@@ -435,36 +433,6 @@ class PluginRollouts(GroupSource):
         return component_boundary(self._source.plugin, f"rollout source {self._source.name!r}{method}")
 
 
-class RecordedRollouts(GroupSource):
-    """The group source of saved files. No component that generates or rewards is constructed, and no sample transform:
-    the files hold their results.
-
-    Arguments:
-        files: path with ``{rollout_id}`` for the number of the rollout.
-        share: fraction of the groups of each rollout that is trained. None: all.
-    """
-
-    is_replay = True
-
-    def __init__(self, files: Path, *, share: float | None = None) -> None:
-        self._files = files
-        self._share = share
-        self.prompts: _SavedCursor = _SavedCursor()
-
-    async def fill(self, batch: CollectedRollout) -> Mapping[str, float]:
-        """Read rollout ``batch.rollout``.
-
-        Raises:
-            DataError: its file is missing or malformed.
-        """
-        recorded = read_numbered(self._files, batch.rollout).subsampled(self._share)
-        self.prompts.cursor = recorded.cursor
-        groups = [*recorded.groups, *recorded.lost_groups]
-        batch.wanted = len(groups)
-        batch.take(groups)
-        return {}
-
-
 class _SavedCursor(DataSource):
     """The data cursor of the run that saved the rollouts, so that a live run can resume from this one."""
 
@@ -472,7 +440,7 @@ class _SavedCursor(DataSource):
         self.cursor: dict[str, Any] = {}
 
     def next_groups(self, n: int) -> list[PromptGroup]:
-        raise AssertionError("a recorded run takes no prompts")
+        raise AssertionError("a train-only run takes no prompts")
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
         """Do nothing: groups are read from their file."""
