@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.cli.labels import LabelSamples
 from slime_core.cli.memory import GpuPlan, Needs
 from slime_core.components.construction import prompt_formats, refusals, run_view, screened
+from slime_core.config.engines import server_arguments
 from slime_core.config.internals import missing_internals
 from slime_core.config.model_config import (
     architecture_of,
@@ -232,6 +233,12 @@ def check_machine(config: RunConfig, needs: Needs) -> None:
         found += [] if plan is None or joins_a_cluster(config) else plan.host_mistakes(machine.memory)
     if found:
         raise config_error([Mistake(message) for message in found])
+    groups = [*config.engine_groups, *config.auxiliary_groups]
+    given = (*config.sglang.given, *(flag for group in groups for flag in group.overrides))
+    if given:
+        from slime_core.rollout.engines.engine import check_sglang_flags  # brings clients of HTTP
+
+        check_sglang_flags(server_arguments(given), "cuda" if computes_on_gpus(config) else "cpu")
 
 
 def computes_on_gpus(config: RunConfig) -> bool:

@@ -22,9 +22,8 @@ How it is read:
 
 What it is compared with:
 
-    tables      the names that the pinned Megatron and SGLang know
     engine_flags    what a name means that is not a setting of the core
-    other_names    settings by the names that other tools give them
+    other_names    settings under the names of other frameworks
     internals    the private parts of libraries that the core touches
     model_config    what a model's ``config.json`` says
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from slime_core.config.engine_flags import ENGINES, engine_settings, values_of
+from slime_core.config.engine_flags import ENGINES, megatron_settings, values_of
 from slime_core.config.layout_rules import MODELS, RUN_LAYOUT, SERVING
 from slime_core.config.options import AtMost, Conflicts, Needs, Relation
 from slime_core.config.rules import EVALUATION, FILES, FILES_OF_RUN, LENGTHS, LENGTHS_OF_RUN, STEPS, Rule
@@ -75,7 +75,7 @@ def _find(setting: Setting, name: str, values: Mapping[str, Pair], by_flag: Mapp
     own = values.get(f"{setting.section}.{name}") if setting.of_plugin else None
     found = own or by_flag.get(f"--{name.replace('_', '-')}")
     if found is None and setting.owner == "engine":
-        other = engine_settings(setting.section)[name]
+        other = megatron_settings()[name]
         return other, other.default
     if found is None and setting.of_plugin:
         raise PluginError(f"setting {setting.key}: its condition names {name}, and there is no such setting.")

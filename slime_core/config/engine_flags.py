@@ -2,36 +2,29 @@
 distribution has advice, or which it accepts without effect.
 
 The engines' names become :class:`~slime_core.config.settings.Setting` objects, so that flags and TOML are read, checked
-and explained as for the core's own. The tables are read only when a name is looked up.
+and explained as for the core's own. SGLang's own parser checks its flags before a run.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from functools import cache, partial
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from slime_core.config.engines import MEGATRON_FLAGS, owned, rows_by_name
+from slime_core.config.engines import MEGATRON_FLAGS, MegatronFlag, sglang_name
 from slime_core.config.schema import RunConfig
+from slime_core.config.section import Value
 from slime_core.config.settings import InWords, Setting, core_settings, core_values
-from slime_core.config.tables import Row, rows
 
 ENGINES: Mapping[str, str] = {"megatron": "Megatron", "sglang": "SGLang"}
 """Section -> the engine whose names it holds."""
 
 _SGLANG = "sglang_"
 _INSTEAD = re.compile(r"\bwrite --[a-z0-9-]+$")
-_MULTIPLES = {
-    **{"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
-    **{"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +60,14 @@ def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | WithoutEffect | Non
             return setting, False
         case Refusal() | WithoutEffect() as found:
             return found
-    off = _find(positive, flag) if (positive := _positive(name)) else None
-    return (off, True) if isinstance(off, Setting) and off.is_switch else None
+    off = megatron_settings().get(name.removeprefix("no_")) if name.startswith("no_") else None
+    return (off, True) if off is not None and off.is_switch else None
 
 
 def find_key(section: str, name: str) -> Setting | Refusal | None:
     """Find the setting of ``name`` in the table ``[megatron]`` or ``[sglang]``; None: that engine does not know it."""
     if section == "sglang":
-        return _of_sglang(name, name)
+        return _find_sglang(name, name)
     home = core_settings().get(name)
     if home is None and name.startswith("sglang_"):
         return Refusal(f"it belongs to [sglang], as {name.removeprefix('sglang_')}")
@@ -85,11 +78,9 @@ def find_key(section: str, name: str) -> Setting | Refusal | None:
 
 
 @cache
-def engine_settings(section: str) -> Mapping[str, Setting]:
-    """All settings that ``[megatron]`` or ``[sglang]`` may hold, by name."""
-    names: Iterable[str] = MEGATRON_FLAGS if section == "megatron" else [row.name for row in rows_by_name().values()]
-    found = {name: find_key(section, name) for name in names}
-    return {name: setting for name, setting in found.items() if isinstance(setting, Setting)}
+def megatron_settings() -> Mapping[str, Setting]:
+    """Return all settings that ``[megatron]`` may hold, by name."""
+    return {name: _of_megatron(name, flag) for name, flag in MEGATRON_FLAGS.items()}
 
 
 def values_of(config: RunConfig) -> dict[str, tuple[Setting, Any]]:
@@ -98,15 +89,14 @@ def values_of(config: RunConfig) -> dict[str, tuple[Setting, Any]]:
     found = {key: (setting, of_core[key]) for key, setting in core_settings().items()}
     for engine, section in {"megatron": config.megatron, "sglang": config.sglang}.items():
         for name, value in section.given:
-            setting = engine_settings(engine)[name]
+            setting = megatron_settings()[name] if engine == "megatron" else _of_sglang(name)
             found[setting.key] = setting, value
     return found
 
 
 def known_flags() -> list[str]:
-    """Return every flag that :func:`find_flag` knows, to find the nearest to a misspelt one."""
-    engines = [*MEGATRON_FLAGS, *(_SGLANG + name for name in rows_by_name())]
-    return [*flag_advice(), *("--" + name.replace("_", "-") for name in engines)]
+    """Return the flags of Megatron and those with advice, to find the nearest to a misspelt one."""
+    return [*flag_advice(), *("--" + name.replace("_", "-") for name in MEGATRON_FLAGS)]
 
 
 def _find(name: str, shown: str) -> Setting | Refusal | WithoutEffect | None:
@@ -114,85 +104,31 @@ def _find(name: str, shown: str) -> Setting | Refusal | WithoutEffect | None:
     if advice is not None:
         return Refusal(advice) if isinstance(advice, str) else WithoutEffect(advice)
     if name.startswith(_SGLANG):
-        return _of_sglang(name.removeprefix(_SGLANG), shown)
-    return _of_megatron(name, shown)
+        return _find_sglang(name.removeprefix(_SGLANG), shown)
+    return megatron_settings().get(name)
 
 
-def _positive(name: str) -> str | None:
-    """The switch that ``--no-NAME`` or ``--sglang-no-NAME`` turns off."""
-    for off in ("no_", f"{_SGLANG}no_"):
-        if name.startswith(off):
-            return off.removesuffix("no_") + name.removeprefix(off)
-    return None
+def _find_sglang(name: str, shown: str) -> Setting | Refusal:
+    try:
+        return _of_sglang(sglang_name(name))
+    except ValueError as error:
+        return Refusal(f"{shown}: {error}")
 
 
-def _of_sglang(name: str, shown: str) -> Setting | Refusal | None:
-    if name in owned():
-        return Refusal(f"{shown}: not passed on to SGLang: {owned()[name]}")
-    row = rows_by_name().get(name)
-    if row is None:
-        return None
-    default = f"left to SGLang, whose own is {row.default}" if row.default else "left to SGLang"
-    info = _info(row.type, row.choices, "Passed on to every engine as it is.", default)
-    return Setting("sglang", row.name, info, owner="engine")
+def _of_sglang(name: str) -> Setting:
+    info = FieldInfo.from_annotation(_PASSED_ON)
+    info.description, info.default = "Passed on to every engine; SGLang checks it.", "left to SGLang"
+    return Setting("sglang", name, info, owner="engine")
 
 
-def _of_megatron(name: str, shown: str) -> Setting | Refusal | None:
-    flag, fields = MEGATRON_FLAGS.get(name), {row.name: row for row in rows("megatron-core")}
-    if flag is None:
-        return Refusal(f"{shown}: not passed on to Megatron: {_UNTRIED}") if name in fields else None
-    row = fields.get(name, SWITCH)
-    info = _info(row.type, row.choices if flag.choices is None else flag.choices, flag.text, "left to Megatron")
+def _of_megatron(name: str, flag: MegatronFlag) -> Setting:
+    info = FieldInfo.from_annotation(flag.type)
+    info.description, info.default = flag.text, "left to Megatron"
     info.metadata += flag.conditions
     return Setting("megatron", name, info, owner="engine")
 
 
-SWITCH = Row("", "bool")
-"""A flag of Megatron's scripts whose name is not a field of a config."""
-
-_UNTRIED = "the checkpoint or slime decides it, or no test shows that it takes effect with the layers built here"
-
-
-def _info(kind: str, choices: tuple[str, ...], text: str, default: str) -> FieldInfo:
-    one = _annotation(kind.rstrip("*"), choices)
-    many: Any = tuple
-    annotation = many[one, ...] if kind.endswith("*") else one
-    info = FieldInfo.from_annotation(annotation)
-    info.description, info.default = text, default
-    return info
-
-
-def _annotation(kind: str, choices: tuple[str, ...]) -> Any:
-    literal: Any = Literal
-    if choices and kind == "int":
-        return Annotated[int, AfterValidator(partial(_chosen, choices)), InWords(f"one of {', '.join(choices)}")]
-    if choices:
-        return literal[choices]
-    return {"bool": bool, "int": int, "float": float, "str": str, "size": _SIZE, "json": _JSON}[kind]
-
-
-def _chosen(choices: tuple[str, ...], value: int) -> int:
-    if str(value) not in choices:
-        raise ValueError(f"{value} is none of {choices}")
-    return value
-
-
-def _whole_number(value: object) -> object:
-    """25600 for ``"25.6k"``, as SGLang reads it; anything else unchanged."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT])|(\d+)([KMGT]i)", value) if isinstance(value, str) else None
-    if found is None:
-        return value
-    digits, multiple = (part for part in found.groups() if part)
-    return int(Decimal(digits) * _MULTIPLES[multiple])
-
-
-def _json_text(value: str) -> str:
-    json.loads(value)
-    return value
-
-
-_SIZE = Annotated[int, BeforeValidator(_whole_number), InWords("a whole number, or one like 32k or 25.6k")]
-_JSON = Annotated[str, AfterValidator(_json_text), InWords("JSON")]
+_PASSED_ON: Any = Annotated[Value, InWords("what SGLang accepts: python -m sglang.launch_server --help")]
 
 
 FlagAdvice = str | Callable[[Sequence[str], Mapping[str, Any]], str | None]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,7 +33,6 @@ from slime_core.config.section import (
     Value,
     rejected,
 )
-from slime_core.config.tables import Row, rows
 from slime_core.errors import ConfigError
 
 WorkerType = Literal["regular", "prefill", "decode"]
@@ -268,15 +266,15 @@ class MegatronFlag:
         text: what it does.
         conditions: what it needs and excludes, and its bounds. Megatron fails only when the model is built, or not at
             all.
-        choices: the values that a run may give; None: those of the field.
-        field: what it sets; None: the field of its own name.
-        value: what a switch sets where the field is not a switch.
+        type: of its value.
+        field: the field that it sets; None: the field of the same name.
+        value: what a switch sets if the field is not a switch.
     """
 
     home: str
     text: str
     conditions: tuple[object, ...] = ()
-    choices: tuple[str, ...] | None = None
+    type: Any = bool
     field: str | None = None
     value: Any = None
 
@@ -291,29 +289,33 @@ MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
         "What the backward pass computes again instead of keeping it. full: whole layers. "
         "selective: recompute_modules. Not given: on GPUs whose memory is known, what has to be for the run to fit it.",
         (Needs("recompute_method", when="full"), Needs("recompute_num_layers", when="full")),
+        type=Literal["full", "selective"],
     ),
     "recompute_method": MegatronFlag(
         "transformer",
         "Which layers granularity full recomputes. uniform: all, in chunks of recompute_num_layers. block: the first "
         "recompute_num_layers of each pipeline stage.",
         (OF_FULL,),
+        type=Literal["uniform", "block"],
     ),
     "recompute_num_layers": MegatronFlag(
-        "transformer", "Layers a chunk (uniform), or layers a pipeline stage (block).", (OF_FULL, Ge(1))
+        "transformer", "Layers a chunk (uniform), or layers a pipeline stage (block).", (OF_FULL, Ge(1)), type=int
     ),
     # In Megatron's local layers; layernorm needs TransformerEngine, the others a mixture or MLA.
     "recompute_modules": MegatronFlag(
         "transformer",
         "Parts that granularity selective recomputes. Not given: core_attn.",
         (Needs("recompute_granularity", equals="selective", unless={"recompute_activations": True}),),
-        choices=("core_attn", "mlp"),
+        type=tuple[Literal["core_attn", "mlp"], ...],
     ),
     "disable_bf16_reduced_precision_matmul": MegatronFlag(
         "transformer", "Sum products of bfloat16 matrices in float32, on GPUs."
     ),
-    "decoupled_lr": MegatronFlag("optimizer", "Learning rate of embedding and output weights. Not given: lr.", RATE),
+    "decoupled_lr": MegatronFlag(
+        "optimizer", "Learning rate of embedding and output weights. Not given: lr.", RATE, float
+    ),
     "decoupled_min_lr": MegatronFlag(
-        "optimizer", "Where that learning rate ends. Not given: min_lr.", (Needs("decoupled_lr"), *RATE)
+        "optimizer", "Where that learning rate ends. Not given: min_lr.", (Needs("decoupled_lr"), *RATE), float
     ),
     "optimizer_cpu_offload": MegatronFlag(
         "optimizer",
@@ -332,7 +334,10 @@ MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
         (Needs("optimizer_cpu_offload", because="on the GPU only TransformerEngine's Adam has it"),),
     ),
     "optimizer_offload_fraction": MegatronFlag(
-        "optimizer", "Share of the optimizer's state that is on the host. Not given: 1.", (*OFFLOADED, Ge(0), Le(1))
+        "optimizer",
+        "Share of the optimizer's state that is on the host. Not given: 1.",
+        (*OFFLOADED, Ge(0), Le(1)),
+        float,
     ),
     "overlap_cpu_optimizer_d2h_h2d": MegatronFlag(
         "optimizer", "Copy gradients and weights between GPU and host while other weights are updated.", OFFLOADED
@@ -392,67 +397,70 @@ class MegatronConfig(EngineSection):
                 yield flag.field or name, flag.value
 
 
-_OWNED: Mapping[str, str] = {
-    "write --hf-checkpoint": "model_path model tokenizer_path revision",
-    "write --bf16 or leave it out (learner and engines compute in one type); for an auxiliary model, write dtype "
-    "in its table [[engine.engine_models]]": "dtype",
-    "write --seed": "random_seed",
-    "write --device": "device",
-    "write --trust-remote-code": "trust_remote_code",
-    "write --sglang-context-length, in a file [engine] sglang_context_length": "context_length",
-    "write --sglang-mem-fraction-static, in a file [engine] sglang_mem_fraction_static": "mem_fraction_static",
-    "write --rollout-num-gpus-per-engine": "tp_size tensor_parallel_size",
-    "write --rollout-num-gpus-per-engine; an engine that is larger than a node is started over several": """
-        nnodes node_rank
-    """,
-    "write --colocate": "enable_memory_saver",
-    "write --config FILE.toml, with a table [sglang]": "config",
-    "an engine's addresses are chosen where it is started": """
-        host port disaggregation_bootstrap_port
-        nccl_port dist_init_addr nccl_init_addr gated_launch_port grpc_port smg_http_sidecar_port
-        grpc_http_sidecar_port fastapi_root_path
-    """,
-    "Ray decides where an engine runs": "base_gpu_id gpu_id_step use_ray numa_node",
-    "the sampler and the router speak plain HTTP on addresses of the run": """
-        grpc_mode smg_grpc_mode enable_http2 ssl_keyfile ssl_certfile ssl_ca_certs ssl_keyfile_password
-        enable_ssl_refresh
-    """,
-    "each run makes a key for its engines; set the environment variable SLIME_ENGINE_KEY to choose it": """
-        api_key admin_api_key
-    """,
-    "the version of the weights is counted by the run": "weight_version",
-    "the learner publishes weights when an engine is up": "checkpoint_engine_wait_weights_before_ready",
-    "servers on GPUs are started with their warm-up request, servers on CPUs without it": "skip_server_warmup",
-    "responses are read as text and as tokens": "skip_tokenizer_init",
-    "write is_embedding in [[engine.engine_models]]": "is_embedding",
-    "engines that span pipeline stages are not built yet": "pp_size pipeline_parallel_size",
-    "write --prefill-num-servers, or worker_type in [[engine.engine_groups]]": "disaggregation_mode",
-    "separate encoders are not built yet": "encoder_only language_only",
-    "write --use-rollout-routing-replay": "enable_return_routed_experts",
-    "write --fp32-lm-head (learner and engines compute logits in one type)": "enable_fp32_lm_head",
-    "a help page": "help",
+_WRITE_INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(("model_path", "model", "tokenizer_path", "revision"), "--hf-checkpoint"),
+    **dict.fromkeys(("tp_size", "tensor_parallel_size", "nnodes", "node_rank"), "--rollout-num-gpus-per-engine"),
+    "dtype": "--bf16, or dtype in [[engine.engine_models]]",
+    "random_seed": "--seed",
+    "device": "--device",
+    "trust_remote_code": "--trust-remote-code",
+    "context_length": "--sglang-context-length, in a file [engine] sglang_context_length",
+    "mem_fraction_static": "--sglang-mem-fraction-static, in a file [engine] sglang_mem_fraction_static",
+    "enable_memory_saver": "--colocate",
+    "config": "--config FILE.toml with a table [sglang]",
+    "is_embedding": "is_embedding in [[engine.engine_models]]",
+    "disaggregation_mode": "--prefill-num-servers, or worker_type in [[engine.engine_groups]]",
+    "enable_return_routed_experts": "--use-rollout-routing-replay",
+    "enable_fp32_lm_head": "--fp32-lm-head",
+    **dict.fromkeys(("api_key", "admin_api_key"), "the environment variable SLIME_ENGINE_KEY"),
 }
+"""SGLang's name -> what to write instead."""
+
+_SET_BY_SLIME = {
+    *("host", "port", "disaggregation_bootstrap_port", "nccl_port", "dist_init_addr", "nccl_init_addr"),
+    *("gated_launch_port", "grpc_port", "smg_http_sidecar_port", "grpc_http_sidecar_port"),
+    *("fastapi_root_path", "base_gpu_id", "gpu_id_step", "use_ray", "numa_node", "grpc_mode"),
+    *("smg_grpc_mode", "enable_http2", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"),
+    *("ssl_keyfile_password", "enable_ssl_refresh", "weight_version"),
+    *("checkpoint_engine_wait_weights_before_ready", "skip_server_warmup", "skip_tokenizer_init"),
+    *("pp_size", "pipeline_parallel_size", "encoder_only", "language_only", "help"),
+}
+"""SGLang's names that a run may not set, because an engine with another value would not work with the run."""
+
+_ALIASES = {
+    "attention_context_parallel_size": "attn_cp_size",
+    "data_parallel_size": "dp_size",
+    "decode_context_parallel_size": "dcp_size",
+    "ep": "ep_size",
+    "expert_parallel_size": "ep_size",
+    "moe_data_parallel_size": "moe_dp_size",
+}
+"""Other spellings of names that the core reads -> SGLang's name."""
 
 
-@cache
-def owned() -> Mapping[str, str]:
-    """Settings that a run may not pass on, because the core decides them: name -> reason, or what to write instead."""
-    return {name: reason for reason, names in _OWNED.items() for name in names.split()}
+def sglang_name(name: str) -> str:
+    """Return SGLang's name for one of its spellings.
 
-
-@cache
-def rows_by_name() -> Mapping[str, Row]:
-    """Arguments of SGLang's parser, by every spelling, with underscores and without ``sglang_``."""
-    return {name: row for row in rows("sglang") for name in (*row.also, row.name)}
+    Raises:
+        ValueError: slime sets it; the message says what to write instead.
+    """
+    positive = name.removeprefix("no_")
+    if not name.isidentifier():
+        raise ValueError("no name of SGLang's")
+    if instead := _WRITE_INSTEAD.get(positive):
+        raise ValueError(f"not passed on to SGLang; write {instead}")
+    if positive in _SET_BY_SLIME:
+        raise ValueError("not passed on to SGLang, because slime sets it")
+    return _ALIASES.get(name, name)
 
 
 def server_arguments(given: Iterable[tuple[str, Value]]) -> tuple[str, ...]:
-    """Arguments of ``sglang.launch_server`` for pairs of a name and its value.
+    """Return arguments of ``sglang.launch_server``. SGLang's parser checks them ; False leaves a flag out.
 
     Example: ``(("chunked_prefill_size", 512), ("disable_radix_cache", True))`` gives
     ``("--chunked-prefill-size=512", "--disable-radix-cache")``.
     """
-    return tuple(word for name, value in given for word in _words(rows_by_name()[name], value))
+    return tuple(word for name, value in given for word in _words(name, value))
 
 
 def speculates(given: Iterable[tuple[str, Value]]) -> bool:
@@ -469,14 +477,11 @@ class SGLangConfig(EngineSection):
         return server_arguments(self.given)
 
 
-def _words(row: Row, value: Value) -> Iterator[str]:
-    flag = "--" + row.name.replace("_", "-")
+def _words(name: str, value: Value) -> Iterator[str]:
+    flag = "--" + name.replace("_", "-")
     match value:
-        case True:
-            yield flag
-        case False:
-            if row.negatable:
-                yield flag.replace("--", "--no-", 1)
+        case bool():
+            yield from [flag] if value else []
         case tuple():
             yield flag
             yield from map(str, value)

@@ -15,10 +15,10 @@ from slime_core.config.engine_flags import (
     ENGINES,
     Refusal,
     WithoutEffect,
-    engine_settings,
     find_flag,
     find_key,
     known_flags,
+    megatron_settings,
 )
 from slime_core.config.load import DEFAULT, Resolved
 from slime_core.config.options import CheckedIfGiven, Once
@@ -45,7 +45,7 @@ COMMON: Final = frozenset(_COMMON_NAMES.split())
 
 _ENGINE_ROWS: Final = {
     "--NAME [megatron]": "Megatron's own flags: --help megatron lists them",
-    "--sglang-NAME [sglang]": "SGLang's own flags: --help sglang lists them",
+    "--sglang-NAME [sglang]": "SGLang's own flags: python -m sglang.launch_server --help lists them",
 }
 
 _FIRST_WORDS: Final = {"eval": "[RUN | CHECKPOINT | MODEL_FOLDER] [--json] "}
@@ -185,12 +185,11 @@ def _title(section: str) -> str:
 
 
 def _engine_parts(engine: str) -> list[str]:
-    is_megatron = engine == "megatron"
-    of_sglang = "Types and choices; python -m sglang.launch_server --help says what each does."
-    about = "Taking effect in the learner:" if is_megatron else of_sglang
-    settings = engine_settings(engine).values()
-    rows = ((_flag(one, short=True), _does(one) if is_megatron else one.accepts) for one in settings)
-    return [_title(engine), "", about, *_rows(rows)]
+    if engine == "sglang":
+        text = "--sglang-NAME passes --NAME on to every engine; python -m sglang.launch_server --help lists all names."
+        return [_title(engine), "", _wrapped(text, indent=0)]
+    rows = ((_flag(setting, short=True), _does(setting)) for setting in megatron_settings().values())
+    return [_title(engine), "", *_rows(rows)]
 
 
 def _flag(setting: Setting, *, short: bool = False) -> str:

@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 from slime_core.config.options import Flag, NamesCode, NamesPrompts, Part, Provides
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import without_secret
-from slime_core.config.section import REJECTED, EngineSection
+from slime_core.config.section import REJECTED, EngineSection, Value
 from slime_core.errors import PluginError
 from slime_core.untrusted import parse_json, parse_toml
 
@@ -264,6 +264,11 @@ class Setting:
         return get_origin(self.info.annotation) is tuple
 
     @property
+    def passes_on(self) -> bool:
+        """Whether SGLang reads the value, so that any number of words is accepted."""
+        return self.owner == "engine" and self.section == "sglang"
+
+    @property
     def is_pairs(self) -> bool:
         """Whether its values come in pairs."""
         return self.is_sequence and get_origin(get_args(self.info.annotation)[0]) is tuple
@@ -293,6 +298,8 @@ class Setting:
         """
         if list(words) == ["none"] and (self.optional or self.is_pairs or self.is_tables):
             return None if self.optional else ()
+        if self.passes_on:
+            return passed_on(words)
         if self.is_tables:
             return self.read_toml([_table(word) for word in words], base=Path())
         if self.is_pairs and len(words) % 2:
@@ -485,6 +492,20 @@ def _table_mistake(one: ErrorDetails) -> str:
     found = "" if isinstance(one["input"], dict) else f"found {one['input']!r}, "
     return f"{where}{found}{one['msg'][:1].lower()}{one['msg'][1:]}"
 
+
+def passed_on(words: Sequence[str]) -> Value:
+    """Return the value of an SGLang flag: True without words, a number if its text is one, else text."""
+    values = [_literal(word) for word in words]
+    return True if not values else values[0] if len(values) == 1 else tuple(values)
+
+
+def _literal(word: str) -> Any:
+    if word in ("true", "false"):
+        return word == "true"
+    return json.loads(word) if _NUMBER.fullmatch(word) else word
+
+
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e-?\d+)?", re.ASCII)
 
 _TABLE = re.compile(r"[A-Za-z0-9_-]+")
 

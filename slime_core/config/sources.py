@@ -24,10 +24,10 @@ from slime_core.config.engine_flags import (
     ENGINES,
     Refusal,
     WithoutEffect,
-    engine_settings,
     find_flag,
     find_key,
     known_flags,
+    megatron_settings,
 )
 from slime_core.config.other_names import counterpart
 from slime_core.config.settings import Setting
@@ -119,7 +119,9 @@ def _take_config(words: Sequence[str], line: CommandLine) -> None:
 
 
 def _take(setting: Setting, words: list[str], line: CommandLine) -> None:
-    if not words and not setting.is_switch:
+    if setting.passes_on:
+        _take_once(setting, words, line)
+    elif not words and not setting.is_switch:
         line.blame(f"{setting.flag}: no value given; accepted: {setting.accepts}", setting.key)
     elif setting.is_sequence:
         line.words.setdefault(setting.key, []).extend(words)
@@ -246,7 +248,7 @@ def _of_engine(table: str, key: str) -> Setting | str:
             return setting
         case Refusal(message):
             return message
-    return f"{ENGINES[table]} has no such flag{nearest(key, engine_settings(table))}"
+    return f"{ENGINES[table]} has no such flag{nearest(key, megatron_settings())}"
 
 
 def read_document(path: Path) -> Document:

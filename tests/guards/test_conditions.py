@@ -13,7 +13,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from slime_core.config.check import out_of_bounds, unmet
-from slime_core.config.engine_flags import engine_settings
+from slime_core.config.engine_flags import megatron_settings
 from slime_core.config.engines import EngineGroup
 from slime_core.config.options import AtMost, Below, Conflicts, Needs
 from slime_core.config.sampling import EvalDataset
@@ -93,7 +93,7 @@ def test_a_condition_refuses_and_accepts(case: Case) -> None:
 
 def test_conditions_name_settings_that_exist() -> None:
     flags = (point.name.replace("-", "_") for point in entry_points(group="slime.flags"))
-    known = {*SETTINGS, *flags, *engine_settings("megatron")}
+    known = {*SETTINGS, *flags, *megatron_settings()}
     found = [SETTINGS[name].info.metadata[place] for name, place in cases()]
     assert {name for entry in found for name in (*entry.settings, *dict(entry.unless))} <= known
 

@@ -10,7 +10,7 @@ import pytest
 
 from slime_compat.flags import advice
 from slime_compat.launch_flags import Value, always, checks, describing, expected, without_effect
-from slime_core.config.engine_flags import engine_settings
+from slime_core.config.engine_flags import megatron_settings
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_settings
@@ -125,7 +125,7 @@ def test_each_name_is_in_one_table_and_no_setting() -> None:
     assert len(names) == len({*names})
     refused = {flag for flag, what in advice().items() if isinstance(what, str)}
     assert not refused & checks().keys()
-    settings = {setting.flag for setting in (*core_settings().values(), *engine_settings("megatron").values())}
+    settings = {setting.flag for setting in (*core_settings().values(), *megatron_settings().values())}
     assert not refused.union(checks()) & settings
 
 

@@ -20,9 +20,10 @@ timeouts of requests and waits do.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ from slime_core.config.engines import RouterPolicy, WorkerType
 from slime_core.config.model_config import weights_dtype
 from slime_core.config.secrets import ENGINE_KEY, engine_access, needed_environment, send_key_to
 from slime_core.cpu import serve as cpu
-from slime_core.errors import EngineError, WeightSyncError
+from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.server import READY, HealthCheck, Server
 from slime_core.runtime.machine import program_path
@@ -181,6 +182,34 @@ class EngineSettings:
         if self.device != "cpu":
             return environment
         return {**environment, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}
+
+
+_PARSER = """
+import argparse, sys
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser(usage="", allow_abbrev=False)
+ServerArgs.add_cli_args(parser)
+parser.parse_args(["--model-path=none", *sys.argv[1:]])
+"""
+
+
+def check_sglang_flags(arguments: Sequence[str], device: Literal["cpu", "cuda"]) -> None:
+    """Let SGLang's parser read ``arguments`` in a child process, which takes a few seconds.
+
+    Abbreviations are refused, because one could set what slime sets. Without SGLang on this machine nothing is checked.
+
+    Raises:
+        ConfigError: the parser refuses them.
+    """
+    environment = EngineSettings(model=Path(), log_file=Path(), device=device).environment()
+    command = [sys.executable, "-W", "ignore", "-c", _PARSER, *arguments]
+    parser = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    if parser.returncode == ARGPARSE_ERROR:
+        raise ConfigError(f"SGLang's flags: {parser.stderr.strip().rpartition('error: ')[2]}")
+
+
+ARGPARSE_ERROR = 2
+"""Exit code of argparse for arguments that it refuses."""
 
 
 class SGLangServer(Server):

@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.config.engine_flags import Refusal, find_flag
 from slime_core.config.load import load
-from slime_core.config.other_names import counterparts
+from slime_core.config.other_names import COUNTERPARTS
 from slime_core.config.settings import core_settings, plugin_settings
 from slime_core.errors import ConfigError, nearest
 from slime_core.plugins.activation import load_plugins
@@ -24,21 +24,14 @@ def mistakes_of(*argv: str) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("name", counterparts())
+@pytest.mark.parametrize("name", COUNTERPARTS)
 def test_a_name_of_another_tool_leads_to_flags_that_exist(name: str) -> None:
     flag = f"--{name.replace('_', '-')}"
     assert flag not in FLAGS
     assert isinstance(find_flag(flag), Refusal | None)
-    instead = re.findall(r"--[\w-]+", counterparts()[name])
+    instead = re.findall(r"--[\w-]+", COUNTERPARTS[name])
     known = {one for one in instead if one in FLAGS or isinstance(find_flag(one), tuple) or one == "--plugin"}
     assert set(instead) == known
-
-
-def test_no_name_is_in_the_table_twice() -> None:
-    from slime_core.config import other_names
-
-    names = [name for names in other_names._NAMES.values() for name in names.split()]
-    assert len(names) == len({*names}) == len(counterparts())
 
 
 def test_a_key_of_another_tool_is_answered_with_our_flag(tmp_path: Path) -> None:

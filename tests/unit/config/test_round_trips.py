@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from slime_core.config.engine_flags import engine_settings
+from slime_core.config.engine_flags import megatron_settings
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
 from slime_core.config.options import Once
@@ -46,13 +46,16 @@ DATASETS = st.builds(
 )
 
 FILES = PATH.filter(lambda path: "{" not in str(path))
+EXPRESSIONS = st.sampled_from([(), (r"layers\.0\.",), ("norm", "router")])
 CHECKED: dict[str, st.SearchStrategy[Any]] = {
     "apply_chat_template_kwargs": st.sampled_from(["{}", '{"enable_thinking": false}']),
     "corrections": st.lists(TEXT, max_size=3, unique=True).map(tuple),
     "eval_prompt_data": st.lists(st.tuples(NAME, PATH), max_size=3).map(tuple),
+    "freeze_params_name_list": EXPRESSIONS,
     "job_name": NAME.filter(lambda name: name[0].isalnum()),
     "load_debug_rollout_data": st.none() | FILES,
     "multimodal_keys": st.none() | st.just('{"image": "images"}'),
+    "only_train_params_name_list": EXPRESSIONS,
     "rollout_external_engine_addrs": st.sampled_from([(), ("10.0.0.7:30000",), ("a:1", "b:2")]),
     "save_debug_rollout_data": st.none() | FILES,
     "save_debug_train_data": st.none() | FILES,
@@ -63,8 +66,7 @@ UNDER_TEST = [
     setting
     for setting in [
         *core_settings().values(),
-        *engine_settings("megatron").values(),
-        *engine_settings("sglang").values(),
+        *megatron_settings().values(),
     ]
     if setting.key != "plugins" and not setting.notes(Once) and InWords("JSON") not in setting.info.metadata
 ]

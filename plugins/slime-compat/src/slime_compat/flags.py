@@ -144,7 +144,7 @@ With `slime-compat` installed, the error message of a flag that is not accepted 
 Megatron's own flags keep Megatron's names: `slime run --help megatron` lists those that a run may set. Flags that
 describe the model (`--num-layers 36`) are compared with the checkpoint, and flags that choose a kernel
 (`--attention-backend flash`) have no effect. SGLang's are its
-own with `--sglang-` before them: `slime run --help sglang`.
+own with `--sglang-` before them: `python -m sglang.launch_server --help`.
 
 ## Moving a command
 

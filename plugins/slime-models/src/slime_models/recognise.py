@@ -28,7 +28,8 @@ def find(name: str) -> Preset:
         return by_name[name.lower()]
     near = difflib.get_close_matches(name.lower(), by_name, n=3, cutoff=0.4)
     hint = f" Did you mean {' or '.join(by_name[match].name for match in near)}?" if near else ""
-    raise ConfigError(f"There is no preset {name!r}.{hint} slime models list shows all of them.")
+    folder = " Give a folder of weights as --hf-checkpoint." if "/" in name else ""
+    raise ConfigError(f"There is no preset {name!r}.{folder or hint} slime models list shows all of them.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,9 +120,7 @@ JUDGE = f'name = "a"\nmodel_path = "{MODEL}"'
             "engine_groups",
             ["group 0: 7 ", "(num_gpus_per_engine)"],
         ),
-        ([OVERRIDES + "chunked_prefil_size = 5 }"], "engine_groups", ["overrides chunked_prefil_size: ", "prefill_"]),
         ([OVERRIDES + "tp_size = 2 }"], "engine_groups", ["overrides tp_size: ", "--rollout-num-gpus-per-engine"]),
-        ([OVERRIDES + "page_size = 'many' }"], "engine_groups", ["group 0: overrides page_size: found 'many'"]),
         ([GROUP + '8\nworker_type = "prefill"'], "engine_groups", ["worker_type is prefill"]),
         ([ENGINE_MODEL + JUDGE] * 2, "engine_models", ["2 ", "'a'"]),
         (
