@@ -101,7 +101,7 @@ def execute(argv: Sequence[str]) -> int:
     check_machine(resolved.config, Needs.of(resolved.config, trains=held is not None, critic=critic))
     options = options_of(resolved, active)
     check_labels(labels, resolved.config, active.registry, active.manifest, options=options, warn=print_warning)
-    from slime_core.runtime.launch import Job, evaluate
+    from slime_core.launch import Job, evaluate
 
     with _output(folder) as (logs, samples):
         job = Job(

@@ -110,7 +110,7 @@ def _train(
     record.when_begun(partial(record.write_text, "config.toml", settings))
     record.when_begun(partial(record.write_text, "plugins.json", plugins))
     # Importing what starts processes takes a second: not before the settings are known to be right.
-    from slime_core.runtime.launch import Job, run
+    from slime_core.launch import Job, run
 
     job = Job(
         config=config,

@@ -1,6 +1,5 @@
 """Ray: the cluster of a run, its actors and every wait for them; no other package asks Ray for machines.
 
-    launch         starts the processes of a run, runs the loop, and stops them
     session        a Ray cluster for the length of a run: a new one, or one that is running; checks that its nodes have
                    the driver's plugins and inputs
     supervisor     the program between an actor and its server, which ends the server after the actor has died

@@ -1,4 +1,4 @@
-"""The placement group of a run, and the placement of each actor in its bundles; :mod:`.launch` calls it."""
+"""The placement group of a run, and the placement of each actor in its bundles."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_asking_our_own_model_specs_what_they_do_not_build_loads_nothing_heavy()
 
 def test_what_starts_a_run_loads_nothing_that_computes():
     computing = {"torch", "megatron", "sglang", "transformers", "mbridge"}
-    assert not loaded_by(PROGRAM.format(module="slime_core.runtime.launch")) & computing
+    assert not loaded_by(PROGRAM.format(module="slime_core.launch")) & computing
 
 
 def test_a_rank_loads_no_megatron_before_it_is_made_to_run_on_a_cpu():

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from slime_core import launch
 from slime_core.checkpoint.folder import RunState
 from slime_core.cli.main import main
-from slime_core.runtime import launch
 
 OFFLINE = ("--wandb-mode", "offline")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from slime_core import launch
 from slime_core.checkpoint.folder import RunState, drafted, write_state
 from slime_core.cli.evaluate import expand, table
 from slime_core.cli.main import main
 from slime_core.errors import ConfigError
-from slime_core.runtime import launch
 from slime_core.track.ledger import Journal
 from slime_core.track.record import SampleWriter
 from slime_core.types import Sample, Status

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slime_core import launch
 from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
 from slime_core.cli.main import main
 from slime_core.cli.run import check_plugins
@@ -23,7 +24,6 @@ from slime_core.plugins.discovery import Source
 from slime_core.plugins.manifest import Manifest, ManifestEntry
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.numbered import Held, NumberedPrompts
-from slime_core.runtime import launch
 
 SETTINGS = ("--plugin", "grpo", "--device", "cpu", "--num-rollout", "4", "--n-samples-per-prompt", "8")
 ROWS = "".join(json.dumps({"step": step, "train/loss": 0.5}) + "\n" for step in range(3))

@@ -11,6 +11,7 @@ from slime_core.checkpoint.folder import RunState
 from slime_core.config.sampling import EvalConfig, RolloutConfig
 from slime_core.config.schema import DebugConfig, RunConfig, WatchConfig
 from slime_core.contracts import Place
+from slime_core.launch import _loop_config
 from slime_core.learner.actor import LearnerHandle, NoLearner, SaveSettings
 from slime_core.loop import train
 from slime_core.plugins.activation import activate
@@ -19,7 +20,6 @@ from slime_core.rollout.actor import SampledShards
 from slime_core.rollout.sampler import SamplerCheckpoint
 from slime_core.runtime.actors import ActorGroup
 from slime_core.runtime.device_pool import DevicePool
-from slime_core.runtime.launch import _loop_config
 from slime_core.runtime.waiting import RunWait, Termination
 from slime_core.track.failures import Failures
 from slime_core.track.record import RunRecord, read_rows

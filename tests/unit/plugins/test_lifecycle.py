@@ -15,9 +15,9 @@ import pytest
 
 from slime_core import Place, RunInfo, Sample
 from slime_core.errors import ConfigError, NonFiniteError, PluginError, RunError
+from slime_core.launch import lifetime, unclaimed_states
 from slime_core.plugins.hooks import HOOKS
 from slime_core.plugins.lifecycle import Hooks, PerPlugin
-from slime_core.runtime.launch import lifetime, unclaimed_states
 from slime_core.track.failures import Failures
 from tests.plugin_files import Site, activated
 

@@ -15,6 +15,7 @@ from slime_core.config.learning import LearnerConfig, WeightsConfig
 from slime_core.config.sampling import EvalConfig, RolloutConfig
 from slime_core.config.schema import CheckpointConfig, ClusterConfig, RunConfig
 from slime_core.contracts import Place
+from slime_core.launch import _has_lost_evaluation
 from slime_core.loop import train
 from slime_core.plugins.activation import activate
 from slime_core.plugins.lifecycle import Hooks
@@ -23,7 +24,6 @@ from slime_core.rollout.actor import ConcurrentEvalSampler, SampledShards, Sampl
 from slime_core.rollout.components import SamplerSettings
 from slime_core.rollout.sampler import SamplerCheckpoint
 from slime_core.runtime.device_pool import DevicePool
-from slime_core.runtime.launch import _has_lost_evaluation
 from slime_core.runtime.waiting import Termination
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track

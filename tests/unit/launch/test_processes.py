@@ -16,7 +16,7 @@ from slime_core.plugins.activation import activate
 from slime_core.plugins.manifest import Manifest
 from slime_core.track.failures import Failures
 
-module = importlib.import_module("slime_core.runtime.launch")  # the package has a function of that name
+module = importlib.import_module("slime_core.launch")
 
 
 class _Enough(Exception):

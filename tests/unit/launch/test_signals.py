@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slime_core.errors import EngineError, EngineSilent, ProcessDied, ServerDied, SlimeError, WeightSyncError
-from slime_core.runtime.launch import STOPPING, DelayedInterrupts
+from slime_core.launch import STOPPING, DelayedInterrupts
 from slime_core.runtime.waiting import Terminated, Termination
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
