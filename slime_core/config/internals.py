@@ -99,7 +99,6 @@ INTERNALS: Mapping[str, tuple[str, ...]] = {
     "sglang.srt.utils.weight_checker": ("_hash_tensor",),
     "sglang.srt.mem_cache.pool_host.common": ("alloc_with_host_register", "ALLOC_MEMORY_FUNCS"),
     # runtime/session.py, runtime/actors.py
-    "ray._common.utils": ("get_default_ray_temp_dir",),
     "ray._private.node": (
         "Node.start_monitor",
         "Node.start_api_server",

@@ -31,7 +31,6 @@ from typing import Any, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 import ray
-from ray._common.utils import get_default_ray_temp_dir
 from ray._private import ray_constants, services, worker
 from ray._private.node import Node
 from ray._raylet import (  # type: ignore[attr-defined]
@@ -54,7 +53,7 @@ from slime_core.errors import (
 from slime_core.plugins.manifest import Difference, Manifest, attach, mismatches
 from slime_core.runtime.actors import Call
 from slime_core.runtime.machine import family, runs
-from slime_core.runtime.supervisor import guarded, with_raylet
+from slime_core.runtime.supervisor import with_raylet
 from slime_core.runtime.waiting import wait
 from slime_core.user_code.failures import boundary
 
@@ -92,9 +91,6 @@ busy machine."""
 LOOK_LIMIT_S = 120.0
 """Seconds for all nodes together to look at what they have; an idle node takes one or two, most of it the start of a
 worker process."""
-
-START_LIMIT_S = 180.0
-"""Seconds for all of ``ray.init``; an idle machine needs 3, and Ray itself gives each of its services 30."""
 
 PRESTART = "--num_prestart_python_workers"
 """Option of a raylet: workers that it starts before anything needs them (ray 2.60, _private/services.py:2020). The
@@ -241,33 +237,9 @@ class Session:
 
     def _init(self, **options: Any) -> None:
         try:
-            with _guarded_start(START_LIMIT_S):
-                ray.init(namespace=self.namespace, log_to_driver=False, logging_level=logging.ERROR, **options)
+            ray.init(namespace=self.namespace, log_to_driver=False, logging_level=logging.ERROR, **options)
         except SystemExit as ended:  # what Ray's own handler of SIGTERM raises
             raise KeyboardInterrupt from ended
-
-
-@contextmanager
-def _guarded_start(limit_s: float) -> Iterator[None]:
-    """End this process with a message if the block takes too long, or does not react to an interrupt."""
-    late = (
-        f"slime: Ray did not start within {limit_s:g} s, so the run ends. Its logs are in "
-        f"{get_default_ray_temp_dir()}/session_latest/logs (raylet.out, gcs_server.out). {BUSY}"
-    )
-    interrupted = "slime: interrupted while Ray started; nothing was saved"
-    command = guarded(os.getpid(), limit_s=limit_s, late=late, interrupted=interrupted)
-    guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    assert guard.stdin is not None
-    os.set_blocking(guard.stdin.fileno(), False)
-    in_main = threading.current_thread() is threading.main_thread()
-    before = signal.set_wakeup_fd(guard.stdin.fileno(), warn_on_full_buffer=False) if in_main else -1
-    try:
-        yield
-    finally:
-        if in_main:
-            signal.set_wakeup_fd(before)
-        guard.stdin.close()
-        guard.wait()
 
 
 @contextmanager

@@ -17,13 +17,6 @@ proxy dies.
 becomes COMMAND, one of Ray's agents, which the kernel kills when its raylet ends. Ray's agents look for their raylet by
 themselves, and on a busy machine notice its end more than a minute later.
 
-    python -I -S supervisor.py --guard PID LIMIT LATE INTERRUPTED
-
-ends process PID and what it started, after printing LATE, unless its standard input closes within LIMIT seconds. The
-process may be in native code that holds its interpreter, and can then neither look at a clock nor handle Ctrl-C. But
-Python's C handler writes the number of each signal into the pipe (:func:`signal.set_wakeup_fd`): an interrupt that the
-process has not handled within :data:`INTERRUPT_S`, or a second one, ends it too, after printing INTERRUPTED.
-
 Only the standard library is imported, so it starts in 20 ms.
 """
 
@@ -32,7 +25,6 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import select
 import shutil
 import signal
 import sys
@@ -46,10 +38,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None)
 
-WITH_RAYLET, GUARD = "--with-raylet", "--guard"
-
-INTERRUPT_S = 3.0
-"""Seconds that a process has to handle an interrupt in Python."""
+WITH_RAYLET = "--with-raylet"
 
 HANDLED = {signal.SIGCHLD, signal.SIGTERM}
 """Signals that a supervisor waits for."""
@@ -69,28 +58,6 @@ def supervised(pattern: str, command: Sequence[str]) -> list[str]:
 def with_raylet() -> list[str]:
     """The words before the command of an agent of Ray's that the kernel ends with its raylet."""
     return [sys.executable, "-I", "-S", __file__, WITH_RAYLET]
-
-
-def guarded(process: int, *, limit_s: float, late: str, interrupted: str) -> list[str]:
-    """The command of a guard of ``process``."""
-    return [sys.executable, "-I", "-S", __file__, GUARD, f"{process}", f"{limit_s}", late, interrupted]
-
-
-def guard(process: int, limit_s: float, late: str, interrupted: str) -> None:
-    """End ``process`` unless standard input closes in time; see the module."""
-    message, deadline_s = late, time.monotonic() + limit_s
-    while select.select([0], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-        heard = os.read(0, 64)
-        if not heard:
-            return
-        if {signal.SIGINT, signal.SIGTERM} & {*heard}:
-            now_s = time.monotonic()
-            deadline_s = min(deadline_s, now_s if message is interrupted else now_s + INTERRUPT_S)
-            message = interrupted
-    print(message, file=sys.stderr, flush=True)
-    for pid in [process, *(pid for pid in _descendants(process) if pid != os.getpid())]:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
@@ -179,9 +146,9 @@ def _mapped(pid: int) -> Iterator[str]:
         yield from (parts[5].rstrip("\n") for line in lines if len(parts := line.split(maxsplit=5)) == 6)
 
 
-def _descendants(process: int | None = None) -> list[int]:
+def _descendants() -> list[int]:
     parents = dict(_parents())
-    found = [os.getpid() if process is None else process]
+    found = [os.getpid()]
     for pid in found:  # the list grows while it is read
         found += [child for child, parent in parents.items() if parent == pid]
     return found[1:]
@@ -220,7 +187,4 @@ if __name__ == "__main__":
     if first == WITH_RAYLET:
         die_with(int(os.environ.get("RAY_RAYLET_PID", os.getppid())))  # the exec below keeps it (prctl(2))
         os.execv(rest[0], rest)
-    if first == GUARD:
-        guard(int(rest[0]), float(rest[1]), *rest[2:])
-    else:
-        supervise(first, rest)
+    supervise(first, rest)

@@ -177,53 +177,6 @@ sys.stdin.read()
 """
 
 
-STUCK = """
-import ctypes, os, signal, subprocess, sys
-import ray
-from slime_core.runtime import session
-
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, signal.default_int_handler)
-
-def init(**_):
-    service = subprocess.Popen(["sleep", "600"])
-    print(service.pid, flush=True)
-    # As Ray's own start does: native code that holds the interpreter, and that no signal interrupts.
-    lock = ctypes.create_string_buffer(64)
-    native = ctypes.PyDLL(None)
-    native.pthread_mutex_lock(lock)
-    native.pthread_mutex_lock(lock)
-
-ray.init = init
-session.START_LIMIT_S = float(sys.argv[1])
-session.Session("local", namespace="test").__enter__()
-"""
-
-
-@pytest.mark.parametrize(
-    ("limit_s", "signals", "message"),
-    [(3, [], "raylet.out"), (600, [signal.SIGINT], "interrupted"), (600, [signal.SIGTERM, signal.SIGINT], "interru")],
-    ids=["too late", "Ctrl-C", "a second signal"],
-)
-def test_a_start_of_ray_that_holds_the_interpreter_ends_with_one_line_and_without_services(
-    limit_s: float, signals: list[signal.Signals], message: str
-) -> None:
-    words = [sys.executable, "-c", STUCK, str(limit_s)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        service = int(process.stdout.readline())
-        # Python handles signals until then.
-        while process.poll() is None and "futex" not in Path(f"/proc/{process.pid}/wchan").read_text():
-            time.sleep(0.02)
-        for number in signals:
-            process.send_signal(number)
-        _, errors = process.communicate(timeout=600)
-    assert process.returncode == -signal.SIGKILL
-    assert message in errors
-    assert len(errors.splitlines()) == 1
-    assert left_of(service) == []
-
-
 VERSION = Difference("acme", "acme-tree 2.1 aaaa", "acme-tree 2.0 bbbb")
 CONTENT = Difference("grpo", "slime-grpo 0.1.0 cccc", "slime-grpo 0.1.0 dddd")
 
