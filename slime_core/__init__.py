@@ -49,7 +49,7 @@ from slime_core.contracts import (
 from slime_core.plugins.discovery import CORE as _CORE
 from slime_core.plugins.hooks import hookimpl, observer
 from slime_core.plugins.registration import Registration
-from slime_core.types import PromptGroup, Sample, SampleRecord, Status
+from slime_core.types import EngineColumn, PromptGroup, Sample, SampleRecord, Status
 from slime_core.user_code.failures import boundary
 
 if _typing.TYPE_CHECKING:
@@ -66,6 +66,7 @@ __all__ = [
     "CorrectionOutput",
     "CorrectionTerms",
     "DataSource",
+    "EngineColumn",
     "EvalSamples",
     "Flag",
     "GenerateFunction",

@@ -28,6 +28,7 @@ from slime_core.plugins.hooks import PLACES
 from slime_core.plugins.lifecycle import Hooks, PerPlugin
 from slime_core.plugins.registration import Component, Kind
 from slime_core.plugins.registry import Registry
+from slime_core.types import EngineColumn
 
 SETTINGS_READ = frozenset({"gamma", "kl", "lambd"})
 """Settings that an advantage estimator may read, in addition to columns."""
@@ -131,6 +132,7 @@ def check_selection(
             _refuse_equal_policies(found)
     check_numbers(config, registry, trains=trains)
     if trains:
+        engine_columns(config, registry)
         check_pairings(config, registry)
 
 
@@ -141,6 +143,23 @@ def has_critic(config: RunConfig, registry: Registry) -> bool:
         PluginError: no active plugin offers the estimator.
     """
     return "values" in _estimator(config, registry).traits.reads
+
+
+def engine_columns(config: RunConfig, registry: Registry) -> dict[str, EngineColumn]:
+    """Return the data of engines that the policy loss and the corrections of the run read, by name.
+
+    Raises:
+        PluginError: no active plugin offers one of them, or two of them give one name to different data.
+    """
+    has_loss = config.algorithm.advantage_estimator is not None and not config.provided("policy_loss")
+    readers = [_policy_loss(config, registry)] if has_loss else []
+    readers += [_selected(registry, Kind.CORRECTION, name, "corrections") for name in config.algorithm.corrections]
+    columns: dict[str, EngineColumn] = {}
+    for reader in readers:
+        for name, column in reader.traits.reads_engine.items():
+            if columns.setdefault(name, column) != column:
+                raise PluginError(f"{reader.kind.words} {reader}: another component reads other data as {name!r}.")
+    return columns
 
 
 def missing_setting(
@@ -364,6 +383,8 @@ def _reading_the_engine(config: RunConfig, registry: Registry) -> Iterator[str]:
             yield f"{setting} = true"
     if config.learner.use_rollout_routing_replay:
         yield "use_rollout_routing_replay = true"
+    for name in engine_columns(config, registry):
+        yield f"engine column {name}"
     if config.weights.parity_interval and config.debug.generates and config.debug.trains:
         yield f"parity_interval = {config.weights.parity_interval}"
 

@@ -322,6 +322,8 @@ class LossTerms:
         mask_T: float32, 1 where the token is trained.
         settings: see :class:`LossSettings`.
         segments: which tokens form a sequence; None where the caller has no use for sequences.
+        engine_columns_T: name -> float32 [T, width], what the component declared with ``reads_engine``; 0 at tokens
+            that no engine sampled.
     """
 
     log_probs_T: torch.Tensor
@@ -330,6 +332,7 @@ class LossTerms:
     mask_T: torch.Tensor
     settings: LossSettings = field(default_factory=LossSettings)
     segments: Segments | None = None
+    engine_columns_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +364,8 @@ class CorrectionTerms:
             correction calls it as often on every rank. None where the caller has no use for sequences.
         current_log_probs_T: float32, of the actor that trains, as it is in this optimizer step.
         advantages_T: float32.
+        engine_columns_T: name -> float32 [T, width], what the component declared with ``reads_engine``; 0 at tokens
+            that no engine sampled.
     """
 
     log_probs_T: torch.Tensor
@@ -369,6 +374,7 @@ class CorrectionTerms:
     segments: Segments | None = None
     current_log_probs_T: torch.Tensor | None = None
     advantages_T: torch.Tensor | None = None
+    engine_columns_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,20 @@ def joined(parts: Sequence[tuple[Kept | None, int]]) -> Kept | None:
     return Kept(token_ids, offsets)
 
 
+def joined_columns(parts: Sequence[tuple[Mapping[str, NDArray[np.float32]], int]]) -> dict[str, NDArray[np.float32]]:
+    """Concatenate the engine's columns of the parts of a response, each with its number of tokens; 0 at the tokens of
+    parts without a column."""
+    widths = {name: column.shape[1] for columns, _ in parts for name, column in columns.items()}
+    if not widths:
+        return {}
+    import numpy as np  # here, so that importing this module does not load numpy
+
+    return {
+        name: np.concatenate([columns.get(name, np.zeros((count, width), np.float32)) for columns, count in parts])
+        for name, width in widths.items()
+    }
+
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -159,6 +173,7 @@ class Generation:
             mixture that took each token; None: not requested.
         spec_info: counters of speculative decoding; None: the engine does not speculate.
         kept: truncated-sampling mask; ``log_probs`` are normalised over it. None: over the whole vocabulary.
+        columns: name -> float32 [t, width], further data of each token (:class:`~slime_core.EngineColumn`).
         prompt_tokens: number of prompt tokens that the engine read, placeholders of images included; None: not
             reported.
     """
@@ -172,6 +187,7 @@ class Generation:
     weight_spans: tuple[tuple[str, int, int], ...] = ()
     spec_info: SpecInfo | None = None
     kept: Kept | None = field(default=None, compare=False)
+    columns: Mapping[str, NDArray[np.float32]] = field(default_factory=dict, compare=False)
     prompt_tokens: int | None = field(default=None, compare=False)
 
     def until(self, count: int) -> Generation:
@@ -188,6 +204,7 @@ class Generation:
             routed_experts=None if routes is None else routes[: len(routes) - len(self.token_ids) + count],
             weight_spans=spans,
             kept=None if mask is None else mask.until(count),
+            columns={name: column[:count] for name, column in self.columns.items()},
         )
 
 

@@ -34,6 +34,7 @@ from slime_core.generation.sampling import (
     engine_inputs,
     join_routes,
     joined,
+    joined_columns,
     keep,
     mask_of,
     pad_routes,
@@ -43,6 +44,9 @@ from slime_core.generation.sampling import (
 from slime_core.types import JsonValue, LogProbs, Mask, Sample, SpecInfo, Status, TokenIds, tools_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from slime_core.generation.context import GenerateContext, ProcessedPrompt
 
 NO_ROOM = "too_long"
@@ -138,6 +142,10 @@ class Trajectory:
         self._masks_restored = bool(have) and context.masks_resumed
         # Truncated-sampling masks of the parts of the response, each with its number of tokens.
         self._truncation_masks: list[tuple[Kept | None, int]] = [(mask_of(sample), have)] if have else []
+        # The engine's columns of the parts of the response, each with its number of tokens.
+        self._columns: list[tuple[Mapping[str, NDArray[np.float32]], int]] = (
+            [(sample.engine_columns, have)] if have else []
+        )
         self._versions = list(sample.weight_versions) if have else []
         self._spans = list(sample.weight_spans) if have else []
         self._routes = routes_of(sample) if have else None
@@ -273,7 +281,7 @@ class Trajectory:
         other = copy(self)
         other._sample = replace(sample, metadata=deepcopy(sample.metadata), non_generation_time=0.0)
         other._ids, other._log_probs, other._mask = self._ids[:at], [0.0] * at, [0] * at
-        other._truncation_masks = [(None, at)]
+        other._truncation_masks, other._columns = [(None, at)], [({}, at)]
         other._spans = [(name, start, min(end, at)) for name, start, end in self._spans if start < at]
         other._versions = list(dict.fromkeys(name for name, _, _ in other._spans)) or list(self._versions)
         other._routes = None if self._routes is None or not at else self._routes[: len(self._prompt) + at - 1]
@@ -318,6 +326,7 @@ class Trajectory:
         added = list(ids[:room])
         self._extend(added, [0.0] * len(added), list(mask[:room]))
         self._truncation_masks.append((None, len(added)))
+        self._columns.append(({}, len(added)))
         self._turn_start = len(self._ids)
         if len(ids) > room or (self.is_full and not all(mask)):
             self._ending = "length"
@@ -378,6 +387,8 @@ class Trajectory:
         other._mask = [*[0] * start, *(self._mask or [1] * end)[start:end]]
         mask = joined(self._truncation_masks)
         other._truncation_masks = [(mask if mask is None else mask.until(end), end)]
+        columns = joined_columns(self._columns)
+        other._columns = [({}, start), ({name: column[start:end] for name, column in columns.items()}, end - start)]
         other._ending = self._ending if is_last else "stop"
         other._tool_time = self._sample.non_generation_time if is_last else 0.0
         other._spec_info = self._spec_info if is_last else None
@@ -429,6 +440,7 @@ class Trajectory:
             self._spans += [(name, have + start, have + end) for name, start, end in answer.weight_spans]
         self._extend(more, list(answer.log_probs), [1] * len(more))
         self._truncation_masks.append((answer.kept, len(more)))
+        self._columns.append((answer.columns, len(more)))
         self._routes = join_routes(self._routes, answer.routed_experts)
         self._spec_info = added(self._spec_info, answer.spec_info)
         self._ending = answer.finish_reason
@@ -480,6 +492,7 @@ class Trajectory:
         sample.rollout_routed_experts = pad_routes(self._routes, len(sample.tokens) - 1)
         sample.spec_info = self._spec_info or SpecInfo()
         keep(sample, joined(self._truncation_masks))
+        sample.engine_columns = joined_columns(self._columns)
         if self._processed is not None:
             sample.multimodal_train_inputs = dict(self._processed.inputs)
 

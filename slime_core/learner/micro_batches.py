@@ -105,6 +105,7 @@ class MicroBatch:
         given_routes_TLK: int8 or int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
         kept: truncated-sampling mask: the tokens that top-p and top-k kept where each response token was sampled; None:
             all tokens.
+        engine_columns_U: name -> float32 [u, width], data of the engine for each response token.
         inputs: inputs of the model that the samples carry in addition to tokens.
     """
 
@@ -141,6 +142,7 @@ class MicroBatch:
     given_routes_TLK: torch.Tensor | None = None
     kept: KeptTokens | None = None
     inputs: RowInputs = field(default_factory=RowInputs)
+    engine_columns_U: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def packed_sequence(self) -> Any:
@@ -257,6 +259,9 @@ class _Rows:
             given_routes_TLK=self._given_routes(row.places_T, padding, held_T),
             kept=self._kept(take_U),
             inputs=RowInputs(shard.inputs, tuple(members.tolist())),
+            engine_columns_U={
+                name: tensor(column_U[take_U], torch.float32) for name, column_U in shard.engine_columns_U.items()
+            },
         )
 
     def _given_routes(self, taken: np.ndarray, padding: int, held_T: np.ndarray) -> torch.Tensor | None:

@@ -119,6 +119,7 @@ class Corrections:
                 segments,
                 current_log_probs_T=current_U.detach(),
                 advantages_T=micro.advantages_U,
+                engine_columns_T=micro.engine_columns_U,
             )
             with torch.no_grad(), boundary(named.label, "correcting a micro-batch", error=RunError):
                 output = named.correct(terms)
@@ -310,6 +311,7 @@ class Objective:
                 eps_clip_c=self.algorithm.eps_clip_c,
             ),
             segments=segments,
+            engine_columns_T=micro.engine_columns_U,
         )
         with boundary(self.label, "computing the loss of a micro-batch", error=RunError):
             output = self.policy_loss(terms)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+    from slime_core.types import EngineColumn
 
 __all__ = ["Component", "Kind", "Registration", "Target"]
 
@@ -122,25 +124,35 @@ class Registration:
         *,
         summary: str | None = None,
         reads: AbstractSet[str] = frozenset({"advantages", "old_log_probs"}),
+        reads_engine: Mapping[str, EngineColumn] = MappingProxyType({}),
     ) -> None:
         """Add a policy loss (contract ``PolicyLoss``).
 
         Arguments:
             reads: the columns that it needs: ``advantages``, ``old_log_probs``. A run that changes advantages
                 (``normalize_advantages``, ``use_opd``) is refused if the loss does not read them.
+            reads_engine: name -> data that the engine returns for each token; ``LossTerms.engine_columns_T`` has it.
         """
-        self._add(Kind.POLICY_LOSS, name, target, summary, reads=_names(reads))
+        self._add(Kind.POLICY_LOSS, name, target, summary, reads=_names(reads), reads_engine=dict(reads_engine))
 
     def correction(
-        self, name: str, target: Target, *, summary: str | None = None, compares_engine: bool = True
+        self,
+        name: str,
+        target: Target,
+        *,
+        summary: str | None = None,
+        compares_engine: bool = True,
+        reads_engine: Mapping[str, EngineColumn] = MappingProxyType({}),
     ) -> None:
         """Add an off-policy correction (contract ``Correction``).
 
         Arguments:
             compares_engine: it compares the learner's log-probabilities with the engine's. A run with
                 ``use_rollout_logprobs`` is refused, because the two are equal there.
+            reads_engine: as for a policy loss; ``CorrectionTerms.engine_columns_T`` has it.
         """
-        self._add(Kind.CORRECTION, name, target, summary, compares_engine=compares_engine)
+        traits = {"compares_engine": compares_engine, "reads_engine": dict(reads_engine)}
+        self._add(Kind.CORRECTION, name, target, summary, **traits)
 
     def reward_model(
         self,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.components.construction import ProcessSettings, construct, prompt_formats
+from slime_core.components.selection import engine_columns
 from slime_core.config.model_config import context_length, routes_shape
 from slime_core.config.schema import EvalSet
 from slime_core.generation import GenerateContext, SamplingParams
@@ -264,6 +265,7 @@ class SamplerComponents:
             if config.restarts_engines
             else 0.0,
             masks_up_to=settings.masks_up_to,
+            columns=engine_columns(config, self._registry) if settings.trains else {},
         )
 
 

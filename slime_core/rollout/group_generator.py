@@ -100,6 +100,7 @@ def _with(sampling: SamplingParams, overrides: Mapping[str, Any]) -> SamplingPar
 GENERATED = (
     *("tokens", "response", "response_length", "reward", "loss_mask", "status", "weight_versions", "weight_spans"),
     *("rollout_log_probs", "rollout_routed_experts", "multimodal_train_inputs", "remove_sample"),
+    "engine_columns",
     *("rollout_top_p_token_ids", "rollout_top_p_token_offsets"),
     *("non_generation_time", "spec_info", "error", "failure_cause"),
 )

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slime_core.components.selection import engine_columns
 from slime_core.contracts import DataSource, GroupedRewards, Place, SamplerInfo, TrainSamples
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.lifecycle import Hooks, PlaceStates
@@ -128,6 +129,7 @@ class TrainSampler(EvalSampler):
         self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
         self._transforms = self._components.make_transforms()
         self._estimator = self._components.make_estimator()
+        self._engine_columns = engine_columns(config, registry)
         self._ledger = PromptLedger(settings.samples_folder, is_strict=config.rollout.rollout_source is None)
         self._staleness = Staleness.of(config)
         self._generator = self._components.make_generator() if config.debug.generates else None
@@ -266,6 +268,7 @@ class TrainSampler(EvalSampler):
             rewards_B=rewards.rewards_B,
             with_routes=self._config.learner.use_rollout_routing_replay,
             cuts=self._config.rollout.truncates,
+            columns=self._engine_columns,
         )
 
     def _collect_metrics(self, batch: CollectedRollout, trained: list[Sample]) -> dict[str, float]:

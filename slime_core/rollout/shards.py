@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from slime_core.opaque import Opaque, array_of, column
 from slime_core.ops.groups import loss_divisor, loss_factor, loss_weights
 from slime_core.ops.packing import balance, pack, pack_by_count, row_budget, split_steps
 from slime_core.ops.prefixes import LEAST_SAVED, Prefixes
-from slime_core.types import Sample, StepPlan, TrainBatch
+from slime_core.types import EngineColumn, Sample, StepPlan, TrainBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +243,7 @@ def make_shards(
     rewards_B: NDArray[np.float32] | None = None,
     with_routes: bool = False,
     cuts: bool = False,
+    columns: Mapping[str, EngineColumn] = MappingProxyType({}),
 ) -> list[TrainBatch]:
     """Return one shard a data-parallel rank, in rank order; together they hold every sample exactly once.
 
@@ -250,18 +252,19 @@ def make_shards(
         advantages_B: one a sample. None: the learner estimates them from ``rewards_B``.
         with_routes: shards hold the experts that the engine chose for each token.
         cuts: top-p or top-k left tokens out, so every trained token needs its truncated-sampling mask.
+        columns: the columns of the engine that every sample needs, by name.
 
     Raises:
         ValueError: there are fewer rollouts than steps, or fewer samples than ranks in a step, so that a rank would
-            have no work; or a sample lacks routes, or a valid truncated-sampling mask; or its inputs for the model are
-            no arrays, or differ from those of other samples.
+            have no work; or a sample lacks routes, a column of the engine, or a valid truncated-sampling mask; or its
+            inputs for the model are no arrays, or differ from those of other samples.
     """
     masks, inputs = loss_masks(samples), TrainInputs(samples)
     # Samples with equal tokens may have different images, and a row has the images of all its samples.
     shared = _shared(samples) if plan.share_prompts and not inputs else None
     weights_B, ranks = _planned(samples, np.array([mask.sum() for mask in masks], np.int64), shared, plan)
-    columns = {"advantages": advantages_B, "rewards": rewards_B}
-    columns_B = {name: values_B for name, values_B in columns.items() if values_B is not None}
+    per_sample = {"advantages": advantages_B, "rewards": rewards_B}
+    columns_B = {name: values_B for name, values_B in per_sample.items() if values_B is not None}
 
     def shard(steps: Sequence[StepPlan]) -> TrainBatch:
         """Return the shard of ``steps``, whose members are positions in ``samples``."""
@@ -288,6 +291,10 @@ def make_shards(
             kept_counts_U=kept_counts_U,
             kept_ids_S=kept_ids_S,
             inputs=inputs.columns(places),
+            engine_columns_U={
+                name: np.concatenate([_engine_column(sample, name, engine_column) for sample in members])
+                for name, engine_column in columns.items()
+            },
             prefix_order_B=None if prefixes is None else np.searchsorted(places, prefixes.samples),
             prefix_lengths_B=None if prefixes is None else prefixes.common,
         )
@@ -370,6 +377,17 @@ def _routes(sample: Sample, *, like: Sample) -> NDArray[np.int8 | np.int16]:
         )
     is_small = isinstance(routes, np.ndarray) and routes.dtype == np.int8
     return np.pad(np.asarray(routes, np.int8 if is_small else np.int16), ((0, 1), (0, 0), (0, 0)), constant_values=-1)
+
+
+def _engine_column(sample: Sample, name: str, column: EngineColumn) -> NDArray[np.float32]:
+    values, expected = sample.engine_columns.get(name), (sample.response_length, column.width)
+    if values is None or values.shape != expected:
+        raise ValueError(
+            f"sample {sample.index}: the loss or a correction reads engine column {name!r}, float32 {list(expected)}; "
+            f"the sample has {'none' if values is None else list(values.shape)}. Generate with a Trajectory, or copy "
+            "Generation.columns to Sample.engine_columns"
+        )
+    return np.asarray(values, np.float32)
 
 
 UNKNOWN = -1

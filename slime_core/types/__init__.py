@@ -1,7 +1,8 @@
 """The records that packages exchange, and the shape legend of the whole project.
 
     sample   Sample, Status, SpecInfo, PromptGroup: what user code sees and what is generated; TokenIds, LogProbs, Mask:
-             flat arrays that behave like lists; JsonLabel; SampleRecord: one row of a run's files of samples; JsonValue
+             flat arrays that behave like lists; EngineColumn: data of an engine per token; JsonLabel; SampleRecord: one
+             row of a run's files of samples; JsonValue
     rollout  Reward, RewardFailure: what a reward model returns for one sample; GroupedRewards: those of a rollout;
              TrainBatch, StepPlan: what is trained
 
@@ -23,6 +24,7 @@ from slime_core.types.sample import (
     REWARD_TOLERANCE,
     SAMPLING_PARAMS,
     TOOLS,
+    EngineColumn,
     JsonLabel,
     JsonValue,
     LogProbs,
@@ -49,6 +51,7 @@ __all__ = [
     "REWARD_TOLERANCE",
     "SAMPLING_PARAMS",
     "TOOLS",
+    "EngineColumn",
     "GroupedRewards",
     "JsonLabel",
     "JsonValue",

@@ -125,6 +125,7 @@ class TrainBatch:
         kept_counts_U: int64 [u], the truncated-sampling mask: how many tokens top-p and top-k left at each response
             token; 0: sampled from the whole vocabulary. None: no token has a mask.
         kept_ids_S: int64 [s], the ids of these tokens, concatenated over the response tokens.
+        engine_columns_U: name -> float32 [u, width], data of the engine for each response token.
         inputs: what samples carry for the model in addition to tokens; names, dtypes and shapes after the first
             dimension are those of the whole rollout, the same on every rank.
     """
@@ -148,6 +149,7 @@ class TrainBatch:
     kept_ids_S: np.ndarray | None = None
     inputs: dict[str, Opaque] = field(default_factory=dict)
     groups_B: np.ndarray | None = None
+    engine_columns_U: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.lengths_B)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Union
@@ -118,6 +118,31 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
+@dataclass(frozen=True, slots=True)
+class EngineColumn:
+    """Data that an engine returns for each token that it samples, read by a policy loss or a correction.
+
+    Example, the log-probabilities of the two likeliest tokens::
+
+        def likeliest(meta_info):
+            return [[entry[0] for entry in row[:2]] for row in meta_info["output_top_logprobs"]]
+
+        column = EngineColumn({"top_logprobs_num": 2}, likeliest, width=2)
+        add.policy_loss("centered", Centered, reads_engine={"likeliest": column})
+
+    Arguments:
+        request: fields to add to the body of a request to SGLang's ``/generate``. If several columns set a field, the
+            largest value is sent. A router forwards only the fields that it knows.
+        read: called with ``meta_info`` of a response of t >= 1 tokens; returns [t, width] numbers, stored as float32,
+            which holds integers up to 2**24 exactly.
+        width: numbers per token.
+    """
+
+    request: Mapping[str, JsonValue]
+    read: Callable[[Mapping[str, JsonValue]], NDArray[np.float32] | Sequence[Sequence[float]]]
+    width: int
+
+
 class RewardArguments(Protocol):
     """The arguments that slime's functions pass to :meth:`Sample.get_reward_value`."""
 
@@ -182,6 +207,8 @@ class Sample:
             a position without ids, such as one that a tool wrote, has no mask.
         rollout_routed_experts: int8 or int16 [tokens - 1, layers, experts per token], the experts of a mixture that
             took each token; None: not requested (``use_rollout_routing_replay``).
+        engine_columns: name -> float32 [response_length, width], what the run's loss and corrections read of the engine
+            (:class:`EngineColumn`); 0 at tokens that no engine sampled.
         remove_sample: keep the sample out of the loss; it still counts in its group's statistics.
         custom_rm_path: a field of slime's samples, stored and written to files; nothing reads it. ``rm_type`` in the
             metadata names the reward model of a sample.
@@ -212,6 +239,7 @@ class Sample:
     rollout_routed_experts: NDArray[np.int8 | np.int16] | list[list[list[int]]] | None = field(
         default=None, compare=False
     )
+    engine_columns: dict[str, NDArray[np.float32]] = field(default_factory=dict, compare=False)
     remove_sample: bool = False
     generate_function_path: str | None = None
     custom_rm_path: str | None = None
@@ -330,6 +358,7 @@ class Sample:
         plain = {name: list(value) if isinstance(value, Numbers) else value for name, value in values.items()}
         experts: Any = self.rollout_routed_experts
         plain["rollout_routed_experts"] = experts if experts is None or isinstance(experts, list) else experts.tolist()
+        plain["engine_columns"] = {name: column.tolist() for name, column in self.engine_columns.items()}
         plain["multimodal_train_inputs"] = json_of(self.multimodal_train_inputs)
         plain["label"] = json.loads(self.label) if isinstance(self.label, JsonLabel) else self.label
         counters = {entry.name: getattr(self.spec_info, entry.name) for entry in fields(self.spec_info)}
@@ -349,6 +378,12 @@ class Sample:
         status = Status(given.get("status", Status.PENDING))
         spans = [(version, start, end) for version, start, end in given.get("weight_spans", ())]
         inputs = read_json(given.get("multimodal_train_inputs"))
+        if given.get("engine_columns"):
+            import numpy as np  # here, so that importing this module does not load numpy
+
+            given["engine_columns"] = {
+                name: np.array(column, np.float32) for name, column in given["engine_columns"].items()
+            }
         if isinstance(given.get("label"), dict | list):
             given["label"] = JsonLabel(json.dumps(given["label"]))
         read = {"status": status, "spec_info": counters, "weight_spans": spans, "multimodal_train_inputs": inputs}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import slime_core
+from slime_core import EngineColumn
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.context import run_all
@@ -108,6 +109,20 @@ async def test_every_token_has_a_log_probability_and_ids_are_in_range(client: Ge
     assert all(0 <= token < 16 for answer in answers for token in answer.token_ids)
     assert all(log_prob <= 0 for answer in answers for log_prob in answer.log_probs)
     assert {answer.weight_versions for answer in answers} == {("default",)}
+
+
+def likeliest(meta_info: Any) -> list[list[float]]:
+    return [[number for entry in row[:2] for number in entry[:2]] for row in meta_info["output_top_logprobs"]]
+
+
+async def test_an_engine_returns_the_columns_that_a_loss_reads(subject: Subject) -> None:
+    columns = {"likeliest": EngineColumn({"top_logprobs_num": 2}, likeliest, width=4)}
+    async with GenerateClient(subject.url, timeout_s=120, columns=columns) as client:
+        (answer,) = await client.generate([3, 4], sampling=SamplingParams(max_new_tokens=8, temperature=0.0))
+    column = answer.columns["likeliest"]
+    assert column.shape == (len(answer.token_ids), 4)
+    assert column[:, 1].tolist() == list(answer.token_ids)  # greedy: the sampled token is the likeliest
+    assert (column[:, 0] >= column[:, 2]).all()
 
 
 def load_of(url: str) -> Load:

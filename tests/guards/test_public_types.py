@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from slime_core import RunView, generation
+from slime_core import EngineColumn, RunView, generation
 from slime_core.cpu.megatron import install
 from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingParams
 from slime_core.modeling.layout import ParallelLayout
@@ -50,10 +50,11 @@ ROOMS = (
 FOR_CHECKERS: Mapping[str, object] = {
     **{
         one.__name__: one
-        for one in (BaseModel, FunctionSource, GenerateContext, ParallelLayout, ProcessedPrompt, RunView)
+        for one in (BaseModel, EngineColumn, FunctionSource, GenerateContext, ParallelLayout, ProcessedPrompt, RunView)
     },
     **{"Encoder": generation.Encoder, "NDArray": NDArray, "SamplingParams": SamplingParams, "np": np, "torch": torch},
     "Bridge": object,  # mbridge and Megatron ship no types
+    "NamedForMBridge": object,  # its module imports the one that names it
     "PretrainedConfig": object,  # transformers takes seconds to import
     "ProcessGroupCollection": object,
     "TransformerBlockSubmodules": object,  # Megatron warns where it is imported

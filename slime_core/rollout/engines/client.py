@@ -34,12 +34,15 @@ from slime_core.generation.sampling import NOTHING
 from slime_core.rollout.engines.responses import (
     BODY_SHOWN,
     LOADS,
+    NO_COLUMNS,
     Truncation,
     read_answer,
     read_generation,
     read_load,
+    request_fields,
 )
 from slime_core.rollout.engines.server import PROBE_INTERVAL_S, READY
+from slime_core.types import EngineColumn
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -89,6 +92,7 @@ class GenerateClient:
         restart_s: seconds that a request waits in addition, from its first failed attempt on, because the run starts an
             engine again.
         masks_up_to: largest top_k for which ``engines`` report the truncated-sampling mask; 0: none do.
+        columns: data to request and read for each token, by name.
     """
 
     def __init__(
@@ -103,7 +107,9 @@ class GenerateClient:
         num_engines: int = 1,
         restart_s: float = 0.0,
         masks_up_to: int = 0,
+        columns: Mapping[str, EngineColumn] = NO_COLUMNS,
     ) -> None:
+        self._columns = columns
         self.url = url.rstrip("/")
         self._masks_up_to = masks_up_to if engines else 0  # a router would drop the field
         self._restart_s = restart_s
@@ -146,7 +152,8 @@ class GenerateClient:
             truncation = replace(truncation, is_reported=has_mask and (n == 1 or copied))
             fields["top_k"] = truncation.top_k
             of_truncation = truncation.request_fields
-        more = {"sampling_params": fields, "return_logprob": True, **of_truncation, **extra}
+        requested = request_fields(self._columns, of_truncation)
+        more = {"sampling_params": fields, "return_logprob": True, **requested, **extra}
         prompts = [ids] * n if copied else [ids]
         async with self._in_flight.hold(n):
             if copied and session is None and timeout_s is None and sampling.max_new_tokens <= SHORT_RESPONSE:
@@ -155,7 +162,9 @@ class GenerateClient:
                 limit = _Limit(self._timeout_s if timeout_s is None else timeout_s, follows_progress=timeout_s is None)
                 rows = await self._post_rows(prompts, more, n, limit, session)
         routes = self._routes if extra.get(ROUTES) else None
-        return [NOTHING] * n if rows is None else [read_generation(row, routes, truncation) for row in rows]
+        if rows is None:
+            return [NOTHING] * n
+        return [read_generation(row, routes, truncation, self._columns) for row in rows]
 
     async def engine_url(self) -> str:
         """As :meth:`slime_core.generation.Client.engine_url` says."""

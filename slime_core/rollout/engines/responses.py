@@ -37,8 +37,9 @@ import binascii
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -47,8 +48,10 @@ from numpy.typing import NDArray
 from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation import FinishReason, Generation
 from slime_core.generation.sampling import Kept
-from slime_core.types import Sample, SpecInfo
+from slime_core.types import EngineColumn, Sample, SpecInfo
 from slime_core.untrusted import parse_long_json
+
+NO_COLUMNS: Mapping[str, EngineColumn] = MappingProxyType({})
 
 BODY_SHOWN = 400
 """Characters of an answer that an error quotes."""
@@ -119,7 +122,10 @@ def _is_response(row: Any) -> bool:
 
 
 def read_generation(
-    row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Truncation | None = None
+    row: Mapping[str, Any],
+    routes: tuple[int, int] | None,
+    cut: Truncation | None = None,
+    columns: Mapping[str, EngineColumn] = NO_COLUMNS,
 ) -> Generation:
     """Return one response of an engine.
 
@@ -127,12 +133,13 @@ def read_generation(
         row: as SGLang's ``/generate`` sends it, with routes as numbers (:func:`read_answer`).
         routes: layers of the model and experts per token, if routes were requested.
         cut: the top-p and top-k limits, if log-probabilities are those of the truncated distribution.
+        columns: further data to read for each token, by name.
 
     Raises:
         EngineError: the answer contradicts itself, or a field is missing or of another type.
     """
     try:
-        return _generation(row, routes, cut)
+        return replace(_generation(row, routes, cut), columns=_columns(row, columns))
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         reported = f"The engine sent a response that is not SGLang's ({problem!r}): {str(row)[:BODY_SHOWN]}"
         raise EngineError(reported) from problem
@@ -165,6 +172,29 @@ def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Tru
         kept=kept,
         prompt_tokens=meta.get("prompt_tokens"),
     )
+
+
+def request_fields(columns: Mapping[str, EngineColumn], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request for ``columns``, and those of ``more``; the largest value of each."""
+    fields = dict(more)
+    for column in columns.values():
+        more_fields: Mapping[str, Any] = column.request
+        for name, value in more_fields.items():
+            fields[name] = max(fields.get(name, value), value)
+    return fields
+
+
+def _columns(row: Mapping[str, Any], columns: Mapping[str, EngineColumn]) -> dict[str, NDArray[np.float32]]:
+    count, arrays = len(row["output_ids"]), dict[str, NDArray[np.float32]]()
+    for name, column in columns.items():
+        array = np.array(column.read(row["meta_info"]) if count else np.zeros((0, column.width)), np.float32)
+        if array.shape != (count, column.width):
+            raise EngineError(
+                f"engine column {name!r} of a response has the shape {list(array.shape)}; expected: [{count}, "
+                f"{column.width}]. Does a router drop {', '.join(column.request)} from requests?"
+            )
+        arrays[name] = array
+    return arrays
 
 
 def _span(span: Mapping[str, Any], count: int) -> tuple[str, int, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slime_core import PluginOptions, Registration
+from slime_core import EngineColumn, PluginOptions, Registration
 from slime_core.components.fit import summary_of
 from slime_core.plugins.registration import Component, Kind
 from tests.plugin_files import Site
@@ -25,6 +25,8 @@ def plain(samples: list[object]) -> list[float]:
     return []
 
 
+TOP = EngineColumn({"top_logprobs_num": 2}, lambda meta_info: [], width=2)
+
 METHODS: dict[Kind, dict[str, Any]] = {
     Kind.ADVANTAGE_ESTIMATOR: {
         "scope": "token",
@@ -32,8 +34,8 @@ METHODS: dict[Kind, dict[str, Any]] = {
         "policy_loss": "soft",
         "across_groups": True,
     },
-    Kind.POLICY_LOSS: {"reads": {"advantages"}},
-    Kind.CORRECTION: {"compares_engine": False},
+    Kind.POLICY_LOSS: {"reads": {"advantages"}, "reads_engine": {"top": TOP}},
+    Kind.CORRECTION: {"compares_engine": False, "reads_engine": {"top": TOP}},
     Kind.REWARD_MODEL: {
         "scope": "group",
         "isolated": False,

@@ -310,3 +310,17 @@ def test_tokens_that_no_engine_sampled_have_no_difference_to_the_engines():
         for sums in (both, alone):
             assert ("train_rollout_logprob_abs_diff" in sums.sums) is engine_sampled
             assert ("train_rollout_logprob_max_diff" in sums.largest) is engine_sampled
+
+
+def test_the_loss_and_a_correction_receive_the_columns_of_the_engine():
+    def loss(terms):
+        return LossOutput(terms.log_probs_T * terms.engine_columns_T["x"][:, 0])
+
+    def correct(terms):
+        return CorrectionOutput(terms.engine_columns_T["x"][:, 1], terms.mask_T)
+
+    batch = micro()
+    batch.engine_columns_U = {"x": torch.tensor([[1.0, 2.0], [3.0, 1.0], [5.0, 0.5]])}
+    reading = Objective(loss, AlgorithmConfig(), corrections=Corrections([NamedCorrection(correct, "x")]))
+    _, _, gradient, _ = evaluate(reading, batch)
+    assert gradient == pytest.approx([0.25 * 2.0, 0.25 * 3.0, 0.5 * 2.5])
