@@ -58,7 +58,7 @@ from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
 from slime_core.runtime.layout import device_of, requested_layout, require_device_support
 from slime_core.runtime.machine import allocator_environment, cpu_threads, rank_environment
 from slime_core.runtime.placement import ActorPlacement, Placement, nearest_ranks, place
-from slime_core.runtime.session import Session, head_address, inspect_nodes, require_inputs
+from slime_core.runtime.session import Session, cluster_gpus, head_address, inspect_nodes, require_inputs
 from slime_core.runtime.waiting import RunWait, Terminated, Termination, stacks_on_request
 from slime_core.track.failures import Failures
 from slime_core.track.record import KERNELS, RunRecord
@@ -356,7 +356,7 @@ def processes(
             session = stack.enter_context(Session(cluster.ray_address, namespace=namespace))
             if not session.own:
                 inspect_nodes(job.manifest)
-            device = device_of(job.config)
+            device = device_of(job.config, num_gpus=cluster_gpus())
             layout = requested_layout(job.config, device, learner_ranks=learner_ranks)
             require_device_support(job.config, layout)
             if job.config.transport == "disk":

@@ -14,6 +14,5 @@
 
 The rule between them: nothing outside this package calls ``ray.get`` or ``ray.wait`` on a started call, a
 :class:`~.actors.Call` that knows its actor. Only :func:`~.waiting.wait` takes its result, so every wait has a name and
-a limit. ``device_pool``, ``layout``, ``machine`` and ``progress`` do not import Ray, except
-:func:`~.layout.device_of` when called.
+a limit. ``device_pool``, ``layout``, ``machine`` and ``progress`` do not import Ray.
 """

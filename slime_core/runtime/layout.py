@@ -5,7 +5,7 @@ that Ray has placed to a process. An engine gets bundles of one node, so that te
 node; an engine that is larger than every node gets equal parts of several. Colocated engines share the learner's
 bundles. The sampler and the router need no device: they mostly wait.
 
-All of it is arithmetic; only :func:`device_of` asks the cluster, and imports Ray when it is called.
+All of it is arithmetic, without Ray.
 """
 
 from __future__ import annotations
@@ -141,10 +141,14 @@ class Assignment:
     auxiliary: tuple[tuple[PlacedBundle, ...], ...] = ()
 
 
-def device_of(config: RunConfig) -> Device:
-    """Return the device of learner and engines; ``auto``: GPUs if the cluster has any."""
+def device_of(config: RunConfig, *, num_gpus: int) -> Device:
+    """Return the device of learner and engines; ``auto``: GPUs if the cluster has any.
+
+    Arguments:
+        num_gpus: GPUs of the cluster.
+    """
     setting = config.cluster.device
-    return "gpu" if setting == "cuda" or (setting == "auto" and _can_use_gpus(config)) else "cpu"
+    return "gpu" if setting == "cuda" or (setting == "auto" and _can_use_gpus(config, num_gpus)) else "cpu"
 
 
 def require_device_support(config: RunConfig, layout: Layout) -> None:
@@ -173,13 +177,11 @@ def require_device_support(config: RunConfig, layout: Layout) -> None:
         )
 
 
-def _can_use_gpus(config: RunConfig) -> bool:
-    from slime_core.runtime.session import cluster_gpus  # imported here because it loads Ray; this file is light
-
+def _can_use_gpus(config: RunConfig, num_gpus: int) -> bool:
     # The CPU build of torch says so in its version; importing torch to ask would cost the driver seconds. The driver of
     # a joined cluster may be on a node without a GPU, with another build than the nodes that compute.
     joins = cluster_address(config.cluster.ray_address) is not None
-    return cluster_gpus() > 0 and (joins or not metadata.version("torch").endswith("+cpu"))
+    return num_gpus > 0 and (joins or not metadata.version("torch").endswith("+cpu"))
 
 
 def requested_layout(config: RunConfig, device: Device, *, learner_ranks: int) -> Layout:

@@ -135,12 +135,12 @@ def test_the_nodes_of_the_cluster_decide(address: str) -> None:
         import ray
         from slime_core.config.load import load
         from slime_core.runtime.layout import device_of
-        from slime_core.runtime.session import Session, gpus_at
+        from slime_core.runtime.session import Session, cluster_gpus, gpus_at
 
         config = load(["--ray-address", "{address}"], check_rules=False).config
         print(gpus_at("127.0.0.1:1"), gpus_at("{address}"), ray.is_initialized())
         with Session("{address}", namespace="run"):  # as the run that follows
-            print(device_of(config), gpus_at("{address}/"), ray.is_initialized())
+            print(device_of(config, num_gpus=cluster_gpus()), gpus_at("{address}/"), ray.is_initialized())
         """
     )
     assert printed == "None 4 False\ngpu 4 True\n"

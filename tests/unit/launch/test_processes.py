@@ -23,7 +23,7 @@ class _Enough(Exception):
     """Nothing further is to be started."""
 
 
-def _enough(_: object) -> Any:
+def _enough() -> Any:
     raise _Enough
 
 
@@ -34,7 +34,7 @@ def test_nodes_report_their_plugins_where_a_cluster_is_joined(
     found: list[Any] = []
     monkeypatch.setattr(module, "Session", lambda *_, **__: nullcontext(SimpleNamespace(own=own)))
     monkeypatch.setattr(module, "inspect_nodes", found.append)
-    monkeypatch.setattr(module, "device_of", _enough)
+    monkeypatch.setattr(module, "cluster_gpus", _enough)
     config = SimpleNamespace(cluster=SimpleNamespace(ray_address=None), eval=SimpleNamespace(eval_datasets=()))
     job = cast(Any, SimpleNamespace(config=config, manifest="the manifest", folder=Path("run")))
     with pytest.raises(_Enough), module.processes(job, learner_ranks=1, warn=print, failures=Failures()):
