@@ -34,6 +34,7 @@ from slime_core.config.explain import to_toml
 from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import as_toml
+from slime_core.contracts import Tracker
 from slime_core.errors import (
     DEATHS,
     ConfigError,
@@ -48,7 +49,7 @@ from slime_core.plugins.discovery import is_path
 from slime_core.plugins.manifest import MISSING, Manifest
 from slime_core.plugins.registration import Kind
 from slime_core.track.record import PRIVATE, RunRecord, numbered
-from slime_core.track.track import Sink, Track
+from slime_core.track.track import Track
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
@@ -129,7 +130,7 @@ def _train(
         with no_trace_if_refused(record, is_new=is_new):
             seen = run_view(config, options, model_folder=job.model, folder=job.folder, resumed_step=step)
             names = active.registry.names(Kind.TRACKER)
-            trackers: dict[str, Sink] = {
+            trackers: dict[str, Tracker] = {
                 name: construct(active.registry, Kind.TRACKER, name, options, seen) for name in names
             }
             with progress, Track(record, trackers=trackers, run=seen, listeners=[progress]) as track:

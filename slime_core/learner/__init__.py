@@ -24,7 +24,7 @@ Around it:
     optimizer         Megatron's DDP, optimizer and learning-rate schedule
     data_parallel     the exchange of gradients and weights during passes, in one order on every rank
     checks            errors that end a run before it publishes a wrong step; checks of the model
-    rank_load         seconds and memory of a rank, its share of a GPU's peak; finds slow ranks
+    rank_load         seconds and memory of a rank, its share of a GPU's peak; the slowest rank
     process           joins the process group; offloads device memory to the host and loads it again
 
 :class:`LearnerSettings` are the settings of a rank. The driver writes them, so nothing heavy is imported here.

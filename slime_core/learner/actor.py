@@ -42,7 +42,7 @@ from slime_core.contracts import Place
 from slime_core.errors import CheckpointError, SlimeError, WeightSyncError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.critic_reshard import TokenValues, values_of_shard
-from slime_core.learner.rank_load import RankLoad, SlowRank, load_metrics
+from slime_core.learner.rank_load import RankLoad, load_metrics
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.lifecycle import PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
@@ -193,7 +193,7 @@ class LearnerActor(RankActor):
         known = values_of_shard(ray.get(list(values)), shard, number=number) if values else None
         metrics = learner.train(shard, known) | learner.speed(shard)
         failures, returns_U = learner.hooks.failures.take(), learner.returns_U
-        load = replace(learner.measure_load(shard), node=ray.util.get_node_ip_address())
+        load = learner.measure_load(shard)
         from slime_core.learner.critic import reports_shard
 
         if not values or returns_U is None or not reports_shard():
@@ -308,7 +308,6 @@ class LearnerHandle:
     _engines: tuple[list[str], PublisherSettings] | None = field(default=None, init=False)  # once connect() returned
     _version: int = field(default=0, init=False)  # of the weights that the ranks hold
     _saved: BackgroundSave = field(init=False)
-    _slow_rank: SlowRank = field(default_factory=SlowRank, init=False)
     _warned_of_names: bool = field(default=False, init=False)
     _parity_was_due: bool = field(default=False, init=False)
     _parity_drift: ParityDrift = field(default_factory=lambda: ParityDrift(), init=False)
@@ -369,10 +368,7 @@ class LearnerHandle:
         self._version += 1
         for rank in trained:
             self.failures.merge(rank.failures)
-        loads = [rank.load for rank in trained]
-        metrics = trained[0].metrics | load_metrics(loads)
-        if (message := self._slow_rank.warning(loads)) is not None:
-            self.warn(message)
+        metrics = trained[0].metrics | load_metrics([rank.load for rank in trained])
         if len(self.critic):
             fits = self.critic.start(CriticActor.fit, self._returns(trained))
             metrics |= self.wait(fits, what="the critic to train")[0]

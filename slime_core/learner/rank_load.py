@@ -1,10 +1,9 @@
-"""Measures the load of a rank in a rollout: seconds, memory, share of its GPU's peak; and finds slow ranks. Ranks
-measure; the driver reads their reports.
+"""Measures the load of a rank in a rollout: seconds, memory, share of its GPU's peak. Ranks measure; the driver
+reads their reports.
 
     ComputeClock   seconds of a rank's forward and backward passes, without the wait for other ranks' gradients
     RankLoad       what one rank reports; rank_load measures it
-    load_metrics   ``perf/`` metrics of all ranks: their memory, and the use of their machines
-    SlowRank       a warning about a rank that takes longer than the others for the same work
+    load_metrics   ``perf/`` metrics of all ranks: their memory, the slowest one, and the use of their machines
     peak_flops     peak FLOP/s of a GPU, by its name
 
 torch is imported inside functions, because the driver does not load it.
@@ -107,7 +106,6 @@ class RankLoad:
         allocated: bytes; on a GPU the peak of tensors, on a CPU the memory of the process.
         reserved: bytes; on a GPU the peak of torch's allocator, on a CPU ``allocated``.
         cpu, memory: fraction of its machine's cores and memory that is in use.
-        node: address of its node.
     """
 
     seconds: float
@@ -116,7 +114,6 @@ class RankLoad:
     reserved: int
     cpu: float
     memory: float
-    node: str = ""
 
 
 def rank_load(clock: ComputeClock, device: torch.device, *, work: float) -> RankLoad:
@@ -133,59 +130,27 @@ def rank_load(clock: ComputeClock, device: torch.device, *, work: float) -> Rank
 
 
 def load_metrics(loads: Sequence[RankLoad]) -> dict[str, float]:
-    """Return the metrics of the ranks' memory, and of the use of their busiest machine."""
-    allocated = [one.allocated / GIB for one in loads]
+    """Return the metrics of the ranks' memory, of the slowest rank, and of the use of their busiest machine."""
+    allocated = [load.allocated / GIB for load in loads]
     return {
         "perf/rank_memory/mean": statistics.fmean(allocated),
         "perf/rank_memory/max": max(allocated),
-        "perf/rank_memory_reserved/max": max(one.reserved for one in loads) / GIB,
-        "perf/machine_cpu": max(one.cpu for one in loads),
-        "perf/machine_memory": max(one.memory for one in loads),
+        "perf/rank_memory_reserved/max": max(load.reserved for load in loads) / GIB,
+        "perf/machine_cpu": max(load.cpu for load in loads),
+        "perf/machine_memory": max(load.memory for load in loads),
+        **_slowest_rank(loads),
     }
 
 
-ROLLOUTS = 3
-"""Consecutive rollouts in which the same rank is slow before a warning: single rollouts are noisy."""
-
-SLOW = 1.5
-"""Ratio to the median of the other ranks' seconds for the same work, above which a rank is slow."""
-
-LOST_S = 1.0
-"""Seconds of a rollout that the other ranks wait for a slow rank; a shorter wait is not reported."""
-
-
-class SlowRank:
-    """Warns once of a rank that is slow in several consecutive rollouts.
-
-    Ranks that share a copy of the model wait for each other inside a pass, so all of them look as slow as the slowest;
-    a run with one copy has no ranks to compare.
-    """
-
-    def __init__(self) -> None:
-        self._rank = -1
-        self._rollouts = 0
-        self._has_warned = False
-
-    def warning(self, loads: Sequence[RankLoad]) -> str | None:
-        """Return the warning after a rollout, if there is one.
-
-        Arguments:
-            loads: of all ranks, in their order.
-        """
-        if len(loads) < 2 or self._has_warned or not all(one.seconds and one.work for one in loads):
-            return None
-        pace = [one.seconds / one.work for one in loads]
-        slowest = max(range(len(pace)), key=pace.__getitem__)
-        ratio = pace[slowest] / statistics.median(pace[:slowest] + pace[slowest + 1 :])
-        lost_s = loads[slowest].seconds * (1 - 1 / ratio)
-        is_slow = ratio > SLOW and lost_s > LOST_S
-        self._rollouts = (self._rollouts + 1 if slowest == self._rank else 1) if is_slow else 0
-        self._rank = slowest
-        self._has_warned = self._rollouts == ROLLOUTS
-        if not self._has_warned:
-            return None
-        return (
-            f"learner rank {slowest} on node {loads[slowest].node} takes {ratio:.1f} times as long as the others for "
-            f"the same work, {ROLLOUTS} rollouts in a row, and they wait {lost_s:.0f} s for it in each. Look for other "
-            "programs and low clocks there (top, nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE), or leave the node out"
-        )
+def _slowest_rank(loads: Sequence[RankLoad]) -> dict[str, float]:
+    """Return the rank that is slowest for its work, compared with the median of the others; {} if none compares."""
+    if len(loads) < 2 or not all(load.seconds and load.work for load in loads):
+        return {}
+    pace = [load.seconds / load.work for load in loads]
+    slowest = max(range(len(pace)), key=pace.__getitem__)
+    ratio = pace[slowest] / statistics.median(pace[:slowest] + pace[slowest + 1 :])
+    return {
+        "perf/slowest_rank": slowest,
+        "perf/slowest_rank_ratio": ratio,
+        "perf/slowest_rank_lost_time": loads[slowest].seconds * (1 - 1 / ratio),
+    }

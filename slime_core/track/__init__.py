@@ -3,7 +3,6 @@
     track        the metrics logger of the loop: rows, timers, trackers, listeners, events, TensorBoard
     record       the run folder: config, metrics.jsonl (a row is on disk when its step ends), logs, checkpoints; one
                  file of readable samples per rollout or evaluation set; the timeline of each process
-    advice       warnings about metrics that show that a run will not learn
     ledger       prompt accounting: where every prompt group ended, from the files of the run folder
 
 The rule: **row k of every tracker describes the weights of version k**, the weights after k training steps. So

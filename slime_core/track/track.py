@@ -29,12 +29,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, Protocol, runtime_checkable
+from typing import Literal, ParamSpec
 
+from slime_core.contracts import RunView, SampleTracker, Tracker
 from slime_core.errors import NonFiniteError
-from slime_core.track.advice import Advice
 from slime_core.track.record import RunRecord, Timeline, checkpoint_of, read_samples
-from slime_core.types import SampleRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,29 +127,8 @@ class Observer:
         self._on_give_up(
             f"{self.name} {reason} and is off for the rest of the run: "
             f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}). "
-            "The run itself goes on; metrics.jsonl is complete."
+            "The run continues; metrics.jsonl is complete."
         )
-
-
-class Sink(Protocol):
-    """A tracker: receives the rows of a run."""
-
-    def start(self, run: Any) -> None:
-        """Start; rows follow."""
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Receive the row of ``step``, or a later addition to it; steps rise, except for additions."""
-
-    def close(self, error: BaseException | None) -> None:
-        """Close; no row follows. ``error`` ended the run; None: it ended normally."""
-
-
-@runtime_checkable
-class SampleSink(Sink, Protocol):
-    """A sink that also sees samples."""
-
-    def samples(self, kind: Literal["train", "eval"], step: int, rows: Iterator[SampleRecord]) -> None:
-        """Receive the samples of one rollout or evaluation; they are read while they are iterated."""
 
 
 class Metrics(UserDict[str, float]):
@@ -214,23 +192,23 @@ class Track:
         record: RunRecord,
         *,
         tensorboard: bool = True,
-        trackers: Mapping[str, Sink] | None = None,
-        run: object = None,
+        trackers: Mapping[str, Tracker] | None = None,
+        run: RunView | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
         self.record = record
-        self._run = run
+        self._run = run or RunView(folder=record.directory)
         self._started_s = time.monotonic()
         record.metrics.touch()
         self._timeline = Timeline(record.directory, "driver")
         self._listeners = [(listener, self._observer(f"Listener {listener!r}")) for listener in listeners]
-        sinks = dict(trackers or {})
+        all_trackers = dict(trackers or {})
         if tensorboard:
-            sinks = {"tensorboard": TensorBoard(record.tensorboard, resumed_step=record.resumed_step), **sinks}
-        self._sinks = [(sink, self._observer(f"Tracker {name!r}")) for name, sink in sinks.items()]
+            first = {"tensorboard": TensorBoard(record.tensorboard, resumed_step=record.resumed_step)}
+            all_trackers = {**first, **all_trackers}
+        self._trackers = [(tracker, self._observer(f"Tracker {name!r}")) for name, tracker in all_trackers.items()]
         self._step: int | None = None
         self._metrics = Metrics()
-        self._advice = Advice()
         self._last_row = -1
         self.num_steps = 0
         self._evaluations: dict[int, dict[str, float]] = {}
@@ -238,8 +216,8 @@ class Track:
             self._evaluations[record.resumed_step] = dict(record.pending_evaluation)
 
     def __enter__(self) -> Track:
-        for sink, observer in self._sinks:
-            observer.start(sink.start, self._run)
+        for tracker, observer in self._trackers:
+            observer.start(tracker.start, self._run)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -263,10 +241,8 @@ class Track:
                 self._metrics.update(self._evaluations.pop(step, {}))
                 self._write(step, dict(self._metrics))
         self.num_steps = step + 1
-        self._pass_samples_to_sinks("train", step)
+        self._pass_samples("train", step)
         self.emit(StepFinished(step, dict(self._metrics)))
-        for message in self._advice.of(step, self._metrics):
-            self.warn(message)
 
     @contextmanager
     def timer(self, phase: str) -> Iterator[None]:
@@ -282,19 +258,19 @@ class Track:
     def evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
         """Add an evaluation of the weights of ``version`` to row ``version``; the last one counts.
 
-        It is kept until the row is written. Where training went on meanwhile, it is added to the row that is written.
+        If the row is already written, because training continued meanwhile, the evaluation is added to it.
 
         Arguments:
             metrics: names with ``eval/`` in front.
         """
-        found = dict(Metrics(metrics))
+        checked = dict(Metrics(metrics))
         if version > self._last_row:
-            self._evaluations[version] = found
+            self._evaluations[version] = checked
         else:
-            self.record.add_to_row(version, found)
-            self._log_to_sinks(version, found)
-        self._pass_samples_to_sinks("eval", version)
-        self.emit(EvalFinished(version, found))
+            self.record.add_to_row(version, checked)
+            self._log(version, checked)
+        self._pass_samples("eval", version)
+        self.emit(EvalFinished(version, checked))
 
     def warn(self, message: str) -> None:
         """Emit a warning to the listeners."""
@@ -313,8 +289,8 @@ class Track:
         """Write pending evaluations as rows of their own, and close all trackers with ``error``."""
         if self.record.has_begun:
             self._flush_evaluations(before=None)
-        for sink, observer in self._sinks:
-            self._observer(observer.name).call(sink.close, error)  # one that is off is closed too
+        for tracker, observer in self._trackers:
+            self._observer(observer.name).call(tracker.close, error)  # one that is off is closed too
         self.emit(RunFinished(time.monotonic() - self._started_s))
 
     def _flush_evaluations(self, *, before: int | None) -> None:
@@ -326,16 +302,16 @@ class Track:
         assert step > self._last_row, f"row {step} comes after row {self._last_row}; steps rise"
         self._last_row = step
         self.record.add_row(step, metrics)
-        self._log_to_sinks(step, metrics)
+        self._log(step, metrics)
 
-    def _log_to_sinks(self, step: int, metrics: dict[str, float]) -> None:
-        for sink, observer in self._sinks:
-            observer.call(sink.log, step, dict(metrics))
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
+        for tracker, observer in self._trackers:
+            observer.call(tracker.log, step, dict(metrics))
 
-    def _pass_samples_to_sinks(self, kind: Literal["train", "eval"], step: int) -> None:
-        for sink, observer in self._sinks:
-            if isinstance(sink, SampleSink):
-                observer.call(sink.samples, kind, step, read_samples(self.record.samples, kind, step))
+    def _pass_samples(self, kind: Literal["train", "eval"], step: int) -> None:
+        for tracker, observer in self._trackers:
+            if isinstance(tracker, SampleTracker):
+                observer.call(tracker.samples, kind, step, read_samples(self.record.samples, kind, step))
 
     def _observer(self, name: str) -> Observer:
         return Observer(name, on_give_up=self.warn)

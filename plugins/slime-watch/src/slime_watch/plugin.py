@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from slime_core import Registration, hookimpl
+from slime_watch.advice import Advice
 
 
 @hookimpl
 def slime_register(add: Registration) -> None:
-    """Add nothing yet."""
+    """Add the tracker that warns."""
+    add.tracker("advice", Advice)

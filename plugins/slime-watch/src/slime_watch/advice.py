@@ -6,11 +6,22 @@ time out count at once. The limits are rules of thumb: a warning does not end th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+
+from slime_core import RunView
+
+_LOG = logging.getLogger(__name__)
 
 ROWS = 3
 """Consecutive rows for which a sign must hold."""
+
+SLOW = 1.5
+"""Ratio to the median of the other ranks' seconds for the same work, above which a rank is slow."""
+
+LOST_S = 1.0
+"""Seconds of a rollout that the other ranks wait for a slow rank; a shorter wait is not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +112,42 @@ SIGNS = (
 
 
 class Advice:
-    """Reads the rows of a run; each sign is reported once."""
+    """Tracker that logs each warning once.
+
+    Attributes:
+        messages: the warnings logged so far.
+    """
 
     def __init__(self) -> None:
-        self._open = list(SIGNS)
-        self._first: dict[str, float] = {}
-        self._held = dict.fromkeys((sign.metric for sign in SIGNS), 0)
+        self.messages: list[str] = []
+        self._signs = list(SIGNS)
+        self._first_values: dict[str, float] = {}
+        self._rows = dict.fromkeys((sign.metric for sign in SIGNS), 0)
+        self._slow_rank = SlowRank()
 
-    def of(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """Return the warnings for the row of ``step``."""
-        found = []
-        for sign in [sign for sign in self._open if sign.metric in metrics]:
+    def start(self, run: RunView) -> None:
+        """Do nothing: advice needs rows only."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the warnings for the row of ``step``."""
+        messages = list(self._sign_warnings(step, metrics))
+        if (slow := self._slow_rank.warning(metrics)) is not None:
+            messages.append(slow)
+        for message in messages:
+            _LOG.warning("warning: %s", message)
+        self.messages += messages
+
+    def close(self, error: BaseException | None) -> None:
+        """Do nothing: every warning is logged at once."""
+
+    def _sign_warnings(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
+        for sign in [sign for sign in self._signs if sign.metric in metrics]:
             value = metrics[sign.metric]
-            first = self._first.setdefault(sign.metric, value)
-            self._held[sign.metric] = self._held[sign.metric] + 1 if sign.holds(value, first) else 0
-            if self._held[sign.metric] == sign.rows:
-                self._open.remove(sign)
-                found.append(sign.text.format(value=value, first=first, step=step, why=_why(metrics)))
-        return found
+            first = self._first_values.setdefault(sign.metric, value)
+            self._rows[sign.metric] = self._rows[sign.metric] + 1 if sign.holds(value, first) else 0
+            if self._rows[sign.metric] == sign.rows:
+                self._signs.remove(sign)
+                yield sign.text.format(value=value, first=first, step=step, why=_why(metrics))
 
 
 def _why(metrics: Mapping[str, float]) -> str:
@@ -126,3 +155,34 @@ def _why(metrics: Mapping[str, float]) -> str:
     if "rollout/raw_reward" not in metrics or metrics.get("rollout/zero_std_groups") != 1:
         return ""
     return f": all responses to a prompt got the same reward, on average {metrics['rollout/raw_reward']:.3f}"
+
+
+class SlowRank:
+    """Warns once of a learner rank that is slow in :data:`ROWS` consecutive rows.
+
+    Ranks that share a copy of the model wait for each other inside a pass, so all of them look as slow as the slowest;
+    a run with one copy has no ranks to compare.
+    """
+
+    def __init__(self) -> None:
+        self._rank = -1
+        self._rows = 0
+        self._has_warned = False
+
+    def warning(self, metrics: Mapping[str, float]) -> str | None:
+        """Return the warning after a row of metrics, or None."""
+        if self._has_warned or "perf/slowest_rank" not in metrics:
+            return None
+        rank, ratio = int(metrics["perf/slowest_rank"]), metrics["perf/slowest_rank_ratio"]
+        lost_s = metrics["perf/slowest_rank_lost_time"]
+        is_slow = ratio > SLOW and lost_s > LOST_S
+        self._rows = (self._rows + 1 if rank == self._rank else 1) if is_slow else 0
+        self._rank = rank
+        self._has_warned = self._rows == ROWS
+        if not self._has_warned:
+            return None
+        return (
+            f"learner rank {rank} takes {ratio:.1f} times as long as the others for the same work, {ROWS} rollouts in "
+            f"a row, and they wait {lost_s:.0f} s for it in each. Look for other programs and low clocks on its node "
+            "(top, nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE), or leave the node out"
+        )

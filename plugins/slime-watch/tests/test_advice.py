@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from slime_core.track.advice import SIGNS, Advice
+from slime_watch.advice import Advice, SlowRank
 
-DOCS = Path(__file__).parents[3] / "docs"
 SAME = {"rollout/raw_reward": 0.5, "rollout/zero_std_groups": 1.0, "train/grad_norm": 0.0}
 
 
 def warnings(*rows: dict[str, float]) -> list[list[str]]:
-    """Of each row."""
-    advice = Advice()
-    return [advice.of(step, row) for step, row in enumerate(rows)]
+    """Return the warnings of each row."""
+    advice, messages = Advice(), []
+    for step, row in enumerate(rows):
+        num_before = len(advice.messages)
+        advice.log(step, row)
+        messages.append(advice.messages[num_before:])
+    return messages
 
 
 def test_a_gradient_of_zero_is_explained_at_once_and_once() -> None:
@@ -54,10 +56,32 @@ def test_entropy_is_compared_with_that_of_the_first_row() -> None:
     assert " 2 to 0.01 nats" in found[-1][0]
 
 
-def test_metrics_and_flags_of_the_signs_are_documented() -> None:
-    metrics, settings = (DOCS / "metrics.md").read_text(), (DOCS / "settings.md").read_text()
-    for sign in SIGNS:
-        name = sign.metric.rpartition("/")[2]
-        assert f"`{sign.metric}`" in metrics or f"`/{name}`" in metrics or sign.metric.endswith("/timeout"), sign
-        for flag in re.findall(r"--[a-z-]+", sign.text):
-            assert re.search(rf"`{flag}[ `]", settings), flag
+def slow_row(rank: int = 2, ratio: float = 2.0, lost_s: float = 10.0) -> dict[str, float]:
+    return {
+        "perf/slowest_rank": rank,
+        "perf/slowest_rank_ratio": ratio,
+        "perf/slowest_rank_lost_time": lost_s,
+    }
+
+
+SLOW, FINE = slow_row(), slow_row(ratio=1.0, lost_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "warned"),
+    [
+        ([SLOW] * 7, [2]),
+        ([slow_row(1), slow_row(2)] * 4, []),  # it has to be the same rank
+        ([SLOW, SLOW, FINE, SLOW, SLOW, SLOW], [5]),
+        ([slow_row(ratio=1.5)] * 4, []),
+        ([slow_row(lost_s=1.0)] * 4, []),
+        ([{"train/loss": 1.0}] * 4, []),
+    ],
+)
+def test_a_rank_that_is_slow_three_times_in_a_row_is_named_once(
+    rows: list[dict[str, float]], warned: list[int]
+) -> None:
+    slow_rank = SlowRank()
+    messages = [slow_rank.warning(row) for row in rows]
+    assert [number for number, message in enumerate(messages) if message is not None] == warned
+    assert all("rank 2 " in message for message in messages if message is not None)
