@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def build(sizes: argparse.Namespace) -> Any:
     """One layer of a model in Megatron's buffers, as it trains."""
     from slime_core import RunView
-    from slime_core.harness.megatron import start_single_rank
     from slime_core.modeling.spec import MBridgeSpec
+    from slime_testing.harness.megatron import start_single_rank
 
     parallel = start_single_rank()
     from megatron.core.transformer.moe.moe_layer import MoELayer

@@ -19,8 +19,8 @@ from typing import Any, cast
 
 from slime_core.config.schema import ARITHMETIC
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.harness.engines import connect, real_engine
 from slime_core.types import Sample
+from slime_testing.harness.engines import connect, real_engine
 
 CONVERSATIONS = 64
 TURNS = 4

@@ -34,11 +34,11 @@ import psutil  # type: ignore[import-untyped]
 import torch
 import torch.distributed as dist
 
-from slime_core.harness.megatron import start_single_rank
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.runtime.machine import cpu_threads
 from slime_core.weights import PublisherSettings, TransportName, engine_control, publisher, transports
 from slime_core.weights.publisher import Publisher
+from slime_testing.harness.megatron import start_single_rank
 
 FLOOR = "broadcast and loading alone"
 PARTS = {

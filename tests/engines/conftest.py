@@ -40,7 +40,7 @@ def megatron() -> Iterator[ParallelLayout]:
     """Megatron in this process: gloo, one rank, nothing parallel. Use it before importing anything of Megatron."""
     import torch.distributed as dist
 
-    from slime_core.harness.megatron import start_single_rank
+    from slime_testing.harness.megatron import start_single_rank
 
     yield start_single_rank(seed=1)
     dist.destroy_process_group()

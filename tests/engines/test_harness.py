@@ -1,4 +1,4 @@
-"""The real engine and the learner ranks of slime_core.harness."""
+"""The real engine and the learner ranks of slime_testing.harness."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 
 from slime_core.errors import RunError
 from slime_core.generation import SamplingParams
-from slime_core.harness.engines import connect, real_engine
-from slime_core.harness.learner import train_step
 from slime_core.types import Sample, Status
 from slime_core.weights.engine_control import call
+from slime_testing.harness.engines import connect, real_engine
+from slime_testing.harness.learner import train_step
 from tests.engines.conftest import MODEL
 
 

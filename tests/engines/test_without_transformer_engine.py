@@ -58,7 +58,7 @@ torch.Tensor.record_stream = lambda tensor, stream: None
 torch.cuda.random.get_rng_state = megatron.CUDA.get_rng_state
 torch.cuda.manual_seed = torch.cuda.manual_seed_all = lambda seed: None
 
-from slime_core.harness.megatron import start_single_rank
+from slime_testing.harness.megatron import start_single_rank
 
 folder = Path(sys.argv[1])
 gpu = SimulatedGPU()

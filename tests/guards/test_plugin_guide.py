@@ -15,7 +15,7 @@ from hatchling import build
 
 from slime_core import Place, Registration, Sample
 from slime_core.cli.main import main
-from slime_core.harness import Kind, activate
+from slime_testing.harness import Kind, activate
 from slime_testing.scaffold import Scaffold
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slime_core.generation import GenerateContext
-from slime_core.harness.engines import connect
 from slime_testing.fake_engine import FakeEngine
+from slime_testing.harness.engines import connect
 
 
 class Letters:

@@ -18,8 +18,8 @@ import pytest
 from slime_agents.formats import FORMATS
 from slime_agents.parsing import CallParser
 from slime_core.cpu.serve import server_environment
-from slime_core.harness.engines import connect
 from slime_testing.fake_engine import Answer, FakeEngine, Handler
+from slime_testing.harness.engines import connect
 
 ADD = {
     "type": "function",

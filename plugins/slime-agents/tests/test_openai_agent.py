@@ -21,10 +21,10 @@ from slime_agents.openai_agent import OpenAIAgent
 from slime_agents.options import AgentsOptions
 from slime_core.errors import EngineError
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
-from slime_core.harness import default_run_view
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.types import Sample, Status
 from slime_testing.fake_engine import FakeEngine
+from slime_testing.harness import default_run_view
 
 SAMPLING = SamplingParams(max_new_tokens=500, stop=("END",))
 ADD = {

@@ -16,10 +16,10 @@ from slime_agents.tool_agent import ToolAgent
 from slime_core.components.functions import find_function
 from slime_core.errors import PluginError
 from slime_core.generation import SamplingParams
-from slime_core.harness import default_run_view
 from slime_core.types import Sample, Status
 from slime_testing import GenerateFunctionSuite
 from slime_testing.fake_engine import FakeEngine
+from slime_testing.harness import default_run_view
 
 TOOLS = """
 import asyncio

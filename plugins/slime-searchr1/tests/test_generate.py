@@ -13,14 +13,14 @@ import pytest
 
 from slime_core import EvalSamples, Sample, Status
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.harness import default_run_view
-from slime_core.harness.engines import connect
 from slime_core.services import LARGEST_ANSWER
 from slime_searchr1.generate import SearchAndAnswer
 from slime_searchr1.options import SearchOptions
 from slime_searchr1.plugin import slime_log_evaluation, slime_log_rollout
 from slime_searchr1.protocol import NO_ACTION, is_well_formed
 from slime_testing.fake_engine import FakeEngine
+from slime_testing.harness import default_run_view
+from slime_testing.harness.engines import connect
 from tests.http_service import HttpService
 
 END = "\x01"

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli.main import main
-from slime_core.harness import CORE, Plugin, find_plugin, installed_plugins
 from slime_testing.checkup import _environment, check_plugins, examined, plugins_of
 from slime_testing.examine import HEAVY, pack, unpack
+from slime_testing.harness import CORE, Plugin, find_plugin, installed_plugins
 from slime_testing.verdicts import Verdict
 from slime_testing.wheels import check_distribution
 from tests.processes import left_of

@@ -10,10 +10,10 @@ import pytest
 
 import slime_testing as testing
 from slime_core.errors import PluginError
-from slime_core.harness import PLACES, Kind, find_plugin, installed_plugins
 from slime_testing import RewardModelSuite
 from slime_testing.conformance import check_component, check_lifecycle
 from slime_testing.fake_engine import FakeEngine
+from slime_testing.harness import PLACES, Kind, find_plugin, installed_plugins
 from slime_testing.recorder import HookRecorder
 from slime_testing.suite import properties
 

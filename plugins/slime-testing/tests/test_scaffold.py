@@ -16,8 +16,8 @@ import pytest
 import slime_core
 from slime_core.cli.main import main
 from slime_core.errors import PluginError
-from slime_core.harness import Kind
 from slime_testing import scaffold
+from slime_testing.harness import Kind
 from slime_testing.scaffold import KINDS, LONGEST_NAME, Scaffold, new_plugin
 
 LONG = "a" * LONGEST_NAME

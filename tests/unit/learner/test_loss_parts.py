@@ -8,11 +8,11 @@ import pytest
 
 from slime_core import Place
 from slime_core.errors import PluginError
-from slime_core.harness.megatron import small_shard
 from slime_core.learner.components import collect_loss_parts
 from slime_core.plugins.activation import activate
 from slime_core.plugins.lifecycle import Hooks
 from slime_core.provisional import LearnerInfo, LossParts
+from slime_testing.harness.megatron import small_shard
 
 CODE = """
 from slime_core import hookimpl

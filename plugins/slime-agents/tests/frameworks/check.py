@@ -19,10 +19,10 @@ import pytest
 from slime_agents.openai_agent import AgentTask, OpenAIAgent
 from slime_agents.options import AgentsOptions
 from slime_core.generation import Client, GenerateContext, Generation, SamplingParams
-from slime_core.harness import default_run_view
-from slime_core.harness.engines import connect
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.types import Sample, Status
+from slime_testing.harness import default_run_view
+from slime_testing.harness.engines import connect
 
 PYTHON = os.environ["SLIME_AGENTS_PYTHON"]
 LIMIT_S = 120

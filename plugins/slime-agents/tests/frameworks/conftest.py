@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.harness.engines import real_engine
+from slime_testing.harness.engines import real_engine
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat answer"
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_core.harness import Plugin, Source, find_plugin, installed_plugins
 from slime_testing.examine import STARTED, pack
+from slime_testing.harness import Plugin, Source, find_plugin, installed_plugins
 from slime_testing.verdicts import Verdict, fails
 from slime_testing.wheels import check_distribution
 

@@ -11,7 +11,7 @@ from typing import Any
 import slime_testing as testing
 from slime_core import boundary
 from slime_core.errors import PluginError
-from slime_core.harness import Kind, Plugin, activate
+from slime_testing.harness import Kind, Plugin, activate
 
 __all__ = ["Finding", "check_component", "check_lifecycle"]
 

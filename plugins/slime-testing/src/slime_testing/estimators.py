@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from slime_core import GroupedRewards
-from slime_core.harness import Kind
+from slime_testing.harness import Kind
 from slime_testing.suite import ComponentSuite, given, require
 
 __all__ = ["AdvantageEstimatorSuite"]

@@ -18,9 +18,9 @@ from typing import Any
 
 from slime_core import boundary
 from slime_core.errors import PluginError
-from slime_core.harness import ActivePlugin, Plugin, Source, activate, import_plugin
 from slime_testing import conformance
 from slime_testing.conformance import Finding
+from slime_testing.harness import ActivePlugin, Plugin, Source, activate, import_plugin
 from slime_testing.verdicts import Verdict, fails, ok, skipped, warns
 
 __all__ = ["STARTED", "pack", "unpack"]

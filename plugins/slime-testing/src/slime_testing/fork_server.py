@@ -123,7 +123,7 @@ def main() -> None:
 
 def _import() -> None:
     """Import the modules that every model needs."""
-    from slime_core.harness.megatron import prepare_megatron
+    from slime_testing.harness.megatron import prepare_megatron
 
     prepare_megatron()
     import mbridge  # noqa: F401

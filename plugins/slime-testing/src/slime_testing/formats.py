@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from slime_core import PromptTable
 from slime_core.errors import DataError
-from slime_core.harness import Kind
 from slime_core.prompts.rows import content_of
+from slime_testing.harness import Kind
 from slime_testing.suite import ComponentSuite, NotTested, given, require
 
 __all__ = ["PromptFormatSuite"]

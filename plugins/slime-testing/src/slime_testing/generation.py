@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from slime_core.generation import Client, GenerateContext, Interrupted, SamplingParams
-from slime_core.harness import Kind
-from slime_core.harness.engines import connect
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.types import PromptGroup, Sample, Status
 from slime_testing.fake_engine import LOG_PROB, FakeEngine
+from slime_testing.harness import Kind
+from slime_testing.harness.engines import connect
 from slime_testing.pairs import END, NUM_SAMPLED_IDS, letters, pairing_encoder, start_id
 from slime_testing.resumed import ended, require_left_alone, require_resumed
 from slime_testing.suite import ComponentSuite, require

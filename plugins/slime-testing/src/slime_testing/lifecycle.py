@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from slime_core import DataSource, EvalSamples, Place
 from slime_core.errors import PluginError
-from slime_core.harness import PLACES, ActivePlugin, Hooks, Plugin, activate, run_info
 from slime_core.provisional import SamplerInfo, TrainSamples
 from slime_core.types import PromptGroup, Sample, Status
+from slime_testing.harness import PLACES, ActivePlugin, Hooks, Plugin, activate, run_info
 from slime_testing.ranks import RankReport, run_ranks, state_mismatch
 from slime_testing.subject import named_plugin, plugin_of_project
 from slime_testing.suite import PropertyViolation, Suite, require

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from slime_core import LossOutput, LossSettings, LossTerms
-from slime_core.harness import Kind
+from slime_testing.harness import Kind
 from slime_testing.packed import EMPTY, Packing, concatenated, require_column, require_equal, require_unchanged, rows
 from slime_testing.suite import ComponentSuite, given, require
 

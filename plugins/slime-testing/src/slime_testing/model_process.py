@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 
 from slime_core import RunView, boundary
 from slime_core.errors import PluginError
-from slime_core.harness import ActivePlugin, Kind
-from slime_core.harness.megatron import start_single_rank
 from slime_core.types import JsonValue
+from slime_testing.harness import ActivePlugin, Kind
+from slime_testing.harness.megatron import start_single_rank
 
 __all__ = ["PROPERTIES", "TINY", "main"]
 

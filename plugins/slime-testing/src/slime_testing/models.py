@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slime_core.harness import Kind
 from slime_testing.fork_server import ForkServer
+from slime_testing.harness import Kind
 from slime_testing.subject import default_run
 from slime_testing.suite import ComponentSuite, require
 

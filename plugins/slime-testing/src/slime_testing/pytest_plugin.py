@@ -45,7 +45,7 @@ def slime_local_plugin(tmp_path: Path) -> Callable[..., str]:
 @pytest.fixture
 def slime_discovery_off() -> Iterator[None]:
     """Hide installed plugins: only ``core``, files and modules can be named."""
-    from slime_core.harness import only_core_installed
+    from slime_testing.harness import only_core_installed
 
     with only_core_installed():
         yield

@@ -22,10 +22,10 @@ import torch.distributed as dist
 
 from slime_core import Place, TrainStep
 from slime_core.errors import SlimeError
-from slime_core.harness import RESTORE, STATE, ActivePlugin, Hooks, learner_info
-from slime_core.harness.megatron import small_shard
 from slime_core.modeling import ParallelLayout
 from slime_core.types import JsonValue
+from slime_testing.harness import RESTORE, STATE, ActivePlugin, Hooks, learner_info
+from slime_testing.harness.megatron import small_shard
 from slime_testing.ranks import RUN, state_mismatch
 
 __all__ = ["WORLD_SIZE", "main"]

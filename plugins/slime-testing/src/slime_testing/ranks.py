@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core import Place
-from slime_core.harness import RESTORE, STATE, ActivePlugin, PlaceStates
+from slime_testing.harness import RESTORE, STATE, ActivePlugin, PlaceStates
 
 __all__ = ["RUN", "RankReport", "run_ranks", "state_mismatch"]
 

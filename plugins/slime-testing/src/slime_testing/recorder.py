@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any
 
 from slime_core import hookimpl
-from slime_core.harness import PLACES, hook_parameters
+from slime_testing.harness import PLACES, hook_parameters
 
 __all__ = ["HookRecorder"]
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from slime_core.harness import Kind
 from slime_core.types import JsonValue, Sample, Status
+from slime_testing.harness import Kind
 from slime_testing.suite import ComponentSuite, NotTested, given, require
 from slime_testing.waiting import require_cancellable, run
 

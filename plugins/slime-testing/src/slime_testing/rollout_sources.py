@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 from slime_core import DataSource, boundary
 from slime_core.errors import PluginError
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.harness import Kind
-from slime_core.harness.engines import connect
 from slime_core.types import PromptGroup, Sample, Status
 from slime_testing.fake_engine import FakeEngine
 from slime_testing.generation import SAMPLING, make_context, make_engine, require_log_probs, require_sampled
+from slime_testing.harness import Kind
+from slime_testing.harness.engines import connect
 from slime_testing.pairs import pairing_encoder
 from slime_testing.suite import ComponentSuite, PropertyViolation, require
 

@@ -23,7 +23,7 @@ from string import Template
 
 from slime_core import __version__
 from slime_core.errors import PluginError
-from slime_core.harness import CORE, activate, core_sections, installed_plugins
+from slime_testing.harness import CORE, activate, core_sections, installed_plugins
 
 __all__ = ["KINDS", "Scaffold", "main", "new_plugin"]
 

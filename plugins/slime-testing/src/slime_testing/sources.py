@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from slime_core import RunView
 from slime_core.errors import DataError
-from slime_core.harness import Kind
 from slime_core.provisional import PromptRequest, PromptScreen
 from slime_core.types import PromptGroup, Status
+from slime_testing.harness import Kind
 from slime_testing.subject import default_run
 from slime_testing.suite import ComponentSuite, given, require
 

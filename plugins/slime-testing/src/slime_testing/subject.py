@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_core import RunView
 from slime_core.errors import PluginError
-from slime_core.harness import (
+from slime_testing.harness import (
     GROUP,
     ActivePlugin,
     Component,

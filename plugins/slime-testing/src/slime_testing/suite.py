@@ -18,7 +18,7 @@ from hypothesis.strategies import SearchStrategy
 
 from slime_core import RunView
 from slime_core.errors import PluginError
-from slime_core.harness import Kind, Plugin
+from slime_testing.harness import Kind, Plugin
 from slime_testing.subject import Subject, default_run, find
 
 __all__ = ["EXAMPLES", "ComponentSuite", "NotTested", "PropertyViolation", "given", "properties", "require"]

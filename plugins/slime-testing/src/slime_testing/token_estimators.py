@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from slime_core import AdvantageSettings, ResponseTokens, TokenAdvantages
-from slime_core.harness import Kind
+from slime_testing.harness import Kind
 from slime_testing.packed import Packing, require_column, require_equal, require_unchanged, rows
 from slime_testing.suite import ComponentSuite, PropertyViolation, given, require
 

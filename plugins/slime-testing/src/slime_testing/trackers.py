@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from slime_core import RunView, SampleRecord, boundary
 from slime_core.errors import PluginError, RunError
-from slime_core.harness import Kind
 from slime_core.provisional import SampleTracker
+from slime_testing.harness import Kind
 from slime_testing.suite import ComponentSuite, PropertyViolation, given, require
 
 __all__ = ["TrackerSuite"]

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from slime_core import Transformed
-from slime_core.harness import Kind
 from slime_core.types import PromptGroup, Sample, Status
+from slime_testing.harness import Kind
 from slime_testing.suite import ComponentSuite, given, require
 
 __all__ = ["SampleTransformSuite"]

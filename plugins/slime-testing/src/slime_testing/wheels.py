@@ -15,7 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from slime_core.harness import CORE, Plugin
+from slime_testing.harness import CORE, Plugin
 from slime_testing.verdicts import Verdict, fails, ok, skipped, warns
 
 __all__ = ["check_distribution"]

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from slime_core import Place, RunView, harness
+from slime_core import Place, RunView
 from slime_core.errors import ManifestMismatch, PluginError
 from slime_core.generation import SamplingParams
-from slime_core.harness import (
+from slime_testing import harness
+from slime_testing.fake_engine import FakeEngine
+from slime_testing.harness import (
     PLACES,
     ActivePlugin,
     Kind,
@@ -29,9 +31,8 @@ from slime_core.harness import (
     owner_of,
     run_info,
 )
-from slime_core.harness.engines import connect, real_engine
-from slime_core.harness.learner import train_step
-from slime_testing.fake_engine import FakeEngine
+from slime_testing.harness.engines import connect, real_engine
+from slime_testing.harness.learner import train_step
 
 SOURCE = """
 from slime_core import PluginOptions, hookimpl
@@ -58,7 +59,7 @@ def slime_after_weight_sync(version, options):
 """
 AGAIN = """
 import sys
-from slime_core.harness import ActivePlugin, Kind
+from slime_testing.harness import ActivePlugin, Kind
 active, options = ActivePlugin.from_json(sys.stdin.read())
 print(active.plugin.name, active.components[0].name, options.factor, active.load(Kind.REWARD_MODEL, "length").__name__)
 """

@@ -1,7 +1,7 @@
 """Trains one optimizer step on given samples, in the rank processes of a run, without Ray and without engines.
 
 The caller's process resolves the settings and divides the samples into shards; each rank is
-``python -m slime_core.harness.learner FOLDER RANK`` and takes its shard from ``FOLDER``.
+``python -m slime_testing.harness.learner FOLDER RANK`` and takes its shard from ``FOLDER``.
 """
 
 from __future__ import annotations

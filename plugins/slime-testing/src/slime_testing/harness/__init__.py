@@ -1,4 +1,4 @@
-"""PUBLIC. Parts of test kits, for slime-testing and for your tests.
+"""Parts of test kits, for the suites and for your tests. They import private modules of the core.
 
     plugins        load a plugin as a run does: its components, options and hooks; load it again in another process
     engines        a real SGLang server, and the client with which a run calls engines, real or fake
@@ -10,7 +10,12 @@ The names below are imported from here; ``engines``, ``megatron`` and ``learner`
 aiohttp, numpy or torch.
 """
 
-from slime_core.harness.plugins import (
+from slime_core.plugins.discovery import CORE, GROUP, Plugin, Source
+from slime_core.plugins.hooks import PLACES
+from slime_core.plugins.lifecycle import RESTORE, STATE, Hooks, PlaceStates
+from slime_core.plugins.loading import import_plugin
+from slime_core.plugins.registration import Component, Kind
+from slime_testing.harness.plugins import (
     ActivePlugin,
     activate,
     core_sections,
@@ -23,11 +28,6 @@ from slime_core.harness.plugins import (
     owner_of,
     run_info,
 )
-from slime_core.plugins.discovery import CORE, GROUP, Plugin, Source
-from slime_core.plugins.hooks import PLACES
-from slime_core.plugins.lifecycle import RESTORE, STATE, Hooks, PlaceStates
-from slime_core.plugins.loading import import_plugin
-from slime_core.plugins.registration import Component, Kind
 
 __all__ = [
     "CORE",
