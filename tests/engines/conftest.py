@@ -99,7 +99,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     set_engine_access(EngineAccess(SecretStr("the-key-of-the-tests")))
     logs = tmp_path_factory.mktemp("logs")
     with SGLangServer(EngineSettings(MODEL, logs / "engine.log", dtype="float32")) as server:
-        settings = RouterSettings(logs / "router.log", health_interval_s=2, health_failures=2)
+        settings = RouterSettings(logs / "router.log", health_interval_s=2)
         with Router(settings) as router:
             server.wait_ready()
             router.wait_ready()

@@ -266,24 +266,15 @@ class RouterSettings:
         policy: how engines are chosen. ``cache_aware`` sends prompts with a common prefix to the same engine, as long
             as loads are even; ``consistent_hashing`` and ``manual`` send requests with the same header
             ``x-smg-routing-key`` to the same engine.
-        balance_requests, balance_ratio: ``cache_aware`` ignores prefixes while the busiest engine has more requests
-            than the idlest by this number and by this ratio. The router's defaults (64 and 1.5) are for requests of
-            one sample; a request here is a group, so 64 groups with a common system prompt all went to one engine.
         splits_prefill: its engines do either prefill or decode, and each request goes to one of each.
-        health_endpoint: path of the health check; the module says why not ``/health``.
         health_interval_s: seconds between two health checks of an engine.
-        health_failures: failed checks in a row after which an engine gets no more requests.
     """
 
     log_file: Path
     host: str = "127.0.0.1"
     policy: RouterPolicy = "cache_aware"
-    balance_requests: int = 1
-    balance_ratio: float = 1.0
     splits_prefill: bool = False
-    health_endpoint: str = "/model_info"
     health_interval_s: int = 5
-    health_failures: int = 2
 
     def arguments(self, *, port: int, metrics_port: int) -> list[str]:
         """Arguments of ``sglang_router.launch_router``."""
@@ -293,16 +284,19 @@ class RouterSettings:
             "prometheus-host": self.host,
             "prometheus-port": metrics_port,
             "log-level": "warn",
-            "health-check-endpoint": self.health_endpoint,
+            "health-check-endpoint": "/model_info",
             "health-check-interval-secs": self.health_interval_s,
             "health-check-timeout-secs": self.health_interval_s,
-            "health-failure-threshold": self.health_failures,
+            "health-failure-threshold": 2,
             "health-success-threshold": 1,
             # Pauses included; the client, whose limit counts from progress, hangs up long before.
             "request-timeout-secs": 7 * 24 * 3600,
             "worker-startup-check-interval": 1,
-            "balance-abs-threshold": self.balance_requests,
-            "balance-rel-threshold": self.balance_ratio,
+            # cache_aware ignores prefixes while the busiest engine has more requests than the idlest by this number and
+            # ratio. The defaults, 64 and 1.5, are for requests of one sample; a request here is a group, so 64 groups
+            # with a common system prompt all went to one engine.
+            "balance-abs-threshold": 1,
+            "balance-rel-threshold": 1.0,
             # The client already bounds the requests in flight; a second queue would only hide that bound.
             "max-concurrent-requests": -1,
         }

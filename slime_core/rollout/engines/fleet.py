@@ -194,17 +194,13 @@ PROBES = 3
 """Unanswered probes in a row before an engine is restarted: a busy machine may lose one."""
 
 
-LONGEST_WATCHDOG_S = 86_400.0
-"""Upper bound of the watchdog's limit: a socket accepts no time limit of years."""
-
-
 def _health_check(config: RunConfig, group: EngineGroup) -> HealthCheck:
     """Return the probes of an engine; if its failure ends the run, with the limit of SGLang's watchdog."""
     engine = config.engine
     if not config.restarts_engines:
         limit_s = dict((*config.sglang.given, *group.overrides)).get("watchdog_timeout")
         if isinstance(limit_s, int | float):
-            return HealthCheck(timeout_s=min(limit_s, LONGEST_WATCHDOG_S))
+            return HealthCheck(timeout_s=limit_s)
         return HealthCheck(timeout_s=HANG_LIMIT_S)
     return HealthCheck(
         interval_s=engine.rollout_health_check_interval,
