@@ -135,7 +135,7 @@ def values_of_shard(columns: Sequence[TokenValues], shard: TrainBatch, *, number
 
 
 def _inputs(columns: Sequence[Opaque], places: Sequence[SampleIndex]) -> Opaque:
-    return column([part(columns[k], i) for k, i in places], columns[0].dtype)
+    return column([part(columns[k], i) for k, i in places])
 
 
 def _per_sample(columns_B: Sequence[np.ndarray], places: Sequence[SampleIndex]) -> np.ndarray:

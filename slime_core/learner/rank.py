@@ -422,7 +422,6 @@ def save_train_data(
         "rank": f"{settings.rank}",
         "world_size": f"{settings.world_size}",
         "temperature": repr(float(shard.temperature)),
-        "inputs": json.dumps({name: given.dtype for name, given in shard.inputs.items()}),
         "steps": json.dumps([asdict(step) for step in shard.steps]),
     }
     return write_atomically(Path(name), save(trained_columns(shard, steps), metadata=metadata))
