@@ -133,7 +133,7 @@ def measured(job: Job) -> dict[str, float]:
     """Measure a rollout in this process, after a small one as warm-up."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    registry, vocab_size = activate(["grpo"]).registry, int((described(job.model) or {})["vocab_size"])
+    registry, vocab_size = activate(["datasets", "grpo"]).registry, int((described(job.model) or {})["vocab_size"])
     with engines(job.engines, vocab_size=vocab_size) as urls, tempfile.TemporaryDirectory() as folder:
         for place, samples in enumerate((WARM, job.samples)):
             settings = job.settings(urls, Path(folder) / str(place), samples=samples)

@@ -139,7 +139,7 @@ def main() -> None:
 
 def step_time(generating: float, training: float, *, ahead: int) -> float:
     """Return the median seconds of a run's middle steps."""
-    registry = activate(["grpo"]).registry
+    registry = activate(["datasets", "grpo"]).registry
     rollout = RolloutConfig(
         num_rollout=STEPS,
         rollout_batch_size=GROUPS,

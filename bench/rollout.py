@@ -153,7 +153,7 @@ def served(job: Job, folder: Path) -> Iterator[tuple[str, str]]:
 
 async def alternate(job: Job, router: str, server: str, folder: Path, *, rounds: int) -> list[tuple[Side, Side]]:
     """Measure in one event loop, the sides alternately."""
-    active = activate(list(job.plugins))
+    active = activate(["datasets", *job.plugins])
     data = folder / "prompts.jsonl"
     data.write_text("".join(fixed_lengths(job.data, (rounds + 1) * job.prompts)), encoding="utf-8")
     settings = SamplerSettings(job.config(), job.model, data, router, samples_folder=folder / "samples")

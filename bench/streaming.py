@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from slime_core import RunView
-from slime_core.prompts.screen import screen
-from slime_core.provisional import PromptRequest
+from slime_core.provisional import PromptRequest, PromptScreen
 from slime_datasets.options import DatasetsOptions
-from slime_datasets.streams import PromptStreams
+from slime_datasets.prompt_files import PromptFiles
 
 ORDERS: dict[str, dict[str, Any]] = {
     "in order": {"shuffle": False},
@@ -53,14 +52,14 @@ def measured(path: Path, order: str) -> dict[str, Any]:
     request = PromptRequest(path, label_key=None, shuffle=own.pop("shuffle", True))
     options, run = DatasetsOptions(streaming_data=True, **own), RunView(prompts=request)
     clock = _Clock()
-    screen(PromptRequest(path, label_key=None), room=None, setting="prompt_data", share=0.125)
-    source = PromptStreams(options, run)
+    PromptFiles.screen(options, run, PromptScreen(setting="prompt_data"))
+    source = PromptFiles(options, run)
     source.next_groups(32)
     start = clock.lap()
     source.next_groups(968)
     more = clock.lap()
     state = json.dumps(source.state())
-    resumed = PromptStreams(options, run)
+    resumed = PromptFiles(options, run)
     resumed.restore(json.loads(state))
     again = resumed.next_groups(32)
     restart = clock.lap()

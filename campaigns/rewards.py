@@ -66,7 +66,7 @@ async def sampled(folder: Path, rollouts: int) -> Rows:
         reward_memory_gib=MEMORY_GIB,
     )
     config = RunConfig(rollout=settings, algorithm=AlgorithmConfig(advantage_estimator="grpo"))
-    active = activate(["grpo", str(PLUGIN)])
+    active = activate(["datasets", "grpo", str(PLUGIN)])
     with FakeEngine() as engine:
         folder.mkdir(parents=True, exist_ok=True)
         start = SamplerSettings(

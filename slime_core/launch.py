@@ -101,13 +101,11 @@ class Job:
 
     @property
     def inputs(self) -> list[Path]:
-        """The user's folders and files that processes on any node read: weights with their tokenizer, prompts."""
+        """The user's folders and files that processes on any node read: weights with their tokenizer."""
         model, generates = self.config.model, self.config.debug.generates
         learned = [model.initial_megatron_checkpoint, model.ref_load, self.config.critic.critic_load]
         found = [self.model, *learned, self.config.algorithm.opd_teacher_load]
         if generates:
-            prompts = [self.config.data.prompt_data, *(path for _, path in self.config.eval.files)]
-            found += [path for path in prompts if path and not path.is_relative_to(ARITHMETIC)]
             found += [one.model_path for one in self.config.engine.engine_models]
         return list(dict.fromkeys(path for path in found if path is not None))
 

@@ -93,5 +93,5 @@ def loaded(*names: str) -> Registry:
 
 
 def activated(*names: str) -> Registry:
-    """Return ``core`` and these plugins, as a run that names them."""
-    return activate(names).registry
+    """Return ``core``, the plugin of prompt files and these plugins, as a run that names them."""
+    return activate(["datasets", *names]).registry

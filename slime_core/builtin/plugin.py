@@ -23,6 +23,3 @@ def slime_register(add: Registration) -> None:
         sends_prompts_whole=True,
         samples_from_engine=False,
     )
-    for suffix in ("jsonl", "ndjson"):
-        add.prompt_format(suffix, "slime_core.prompts.rows:JsonLines")
-    add.data_source("prompts", "slime_core.builtin.rollout:PromptFiles", reads_prompt_files=True)

@@ -1,4 +1,4 @@
-"""What a sampler calls: the data source ``prompts``, the generate functions ``single_turn`` and ``from_label``, and the
+"""What a sampler calls: the generate functions ``single_turn`` and ``from_label``, and the
 reward models ``exact_match``, ``random`` and ``zero``.
 """
 
@@ -10,25 +10,9 @@ from collections.abc import Sequence
 from slime_core import RunView
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, SamplingParams, generate_group
-from slime_core.prompts.numbered import Held, NumberedPrompts, requested
 from slime_core.types import PromptGroup, Sample, Status, label_text, needs_label, needs_text_label
 
-__all__ = ["ExactMatch", "FromLabel", "NoReward", "PromptFiles", "Random", "SingleTurn"]
-
-
-class PromptFiles(NumberedPrompts):
-    """Prompts from files, each once an epoch, shuffled again in each epoch.
-
-    Arguments:
-        run: the run, with its ``prompts``; see :class:`~slime_core.contracts.PromptRequest`.
-
-    Raises:
-        DataError: a file is missing, empty or malformed, or all its prompts are left out.
-    """
-
-    def __init__(self, run: RunView) -> None:
-        request = requested(run)
-        super().__init__(Held(request), request)
+__all__ = ["ExactMatch", "FromLabel", "NoReward", "Random", "SingleTurn"]
 
 
 class SingleTurn:

@@ -36,7 +36,7 @@ from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.prompts.requests import BadRows
+from slime_core.rollout.prompt_filter import BadRows
 from slime_core.runtime.layout import (
     Assignment,
     Capacity,
@@ -81,7 +81,7 @@ def execute(argv: Sequence[str]) -> int:
     left_out = check_files(config, active.registry, trains=True, first=first, options=options, labels=labels)
     check_plugins(active, resume, allowed=config.run.allow_plugin_change)
     options = options_of(resolved, active)
-    check_resume(config, active.registry, resume, resolved.plugin_options)
+    check_resume(config, resume)
     check_labels(labels, config, active.registry, active.manifest, options=options, warn=print_warning)
     changes = list(changed_settings(resume, to_toml(resolved)))
     needs = Needs.of(config, trains=True, critic=has_critic(config, active.registry))

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.components.construction import load, run_view
 from slime_core.config.schema import RunConfig
-from slime_core.contracts import RawRow
+from slime_core.contracts import PromptRow
 from slime_core.errors import DataError
 from slime_core.plugins.registration import Kind
-from slime_core.prompts.row_checks import RowRewards
-from slime_core.prompts.rows import PromptRow
 from slime_core.rollout.reward_pool import RewardPool
 from slime_core.rollout.reward_worker import RewardPoolSettings
+from slime_core.rollout.row_checks import RowRewards
 from slime_core.types import REWARD_KEY, Reward, RewardFailure, Sample, Status
 
 if TYPE_CHECKING:
@@ -75,19 +74,17 @@ class LabelSamples:
 
     of_files: dict[Path, dict[str, list[_Label]]] = field(default_factory=dict)
 
-    def add(
-        self, path: Path, rows: Sequence[tuple[RawRow, PromptRow]], rewards: RowRewards, reward_key: str | None
-    ) -> None:
+    def add(self, path: Path, rows: Sequence[PromptRow], rewards: RowRewards, reward_key: str | None) -> None:
         """Add labels of ``rows``, evenly spaced.
 
         Arguments:
             reward_key: which of several numbers counts, unless a row names another.
         """
         found = self.of_files.setdefault(path, {})
-        for raw, row in rows[:: -(-len(rows) // MOST_LABELS) or 1]:
+        for row in rows[:: -(-len(rows) // MOST_LABELS) or 1]:
             key = row.metadata.get(REWARD_KEY) or reward_key
             terms = rewards.terms(row.metadata) if row.label is not None else ()
-            found[raw.place] = [
+            found[row.place] = [
                 _Label(str(row.label), term.name, term.key or (None if key is None else str(key))) for term in terms
             ]
 

@@ -7,15 +7,13 @@ at. Estimates are lower bounds: what is refused here cannot work, what passes ma
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slime_core.cli.labels import LabelSamples
 from slime_core.cli.memory import GpuPlan, Needs
-from slime_core.components.construction import prompt_formats, refusals, run_view, screened
+from slime_core.components.construction import refusals, run_view, screened
 from slime_core.config.engines import server_arguments
 from slime_core.config.internals import missing_internals
 from slime_core.config.model_config import (
@@ -26,20 +24,17 @@ from slime_core.config.model_config import (
     start_weights,
     whole_number,
 )
-from slime_core.config.sampling import DataConfig
-from slime_core.config.schema import ARITHMETIC, EvalSet, RunConfig, eval_sets
+from slime_core.config.options import PROMPT_FILES
+from slime_core.config.schema import ARITHMETIC, RunConfig, eval_sets
 from slime_core.config.secrets import result_changing_variables
-from slime_core.contracts import PromptFormat, PromptRequest, RawRow
-from slime_core.errors import DataError, Mistake, config_error
+from slime_core.contracts import PromptLimits, PromptRow, PromptScreen
+from slime_core.errors import Mistake, config_error
 from slime_core.modeling.memory import GIB
 from slime_core.plugins.registration import Kind
 from slime_core.prompts.chat import has_processor
-from slime_core.prompts.numbered import Held
-from slime_core.prompts.requests import evaluation_request, template_arguments, training_request
-from slime_core.prompts.row_checks import RowChecks
-from slime_core.prompts.rows import PromptRow, content_of, paths_of, shortened
-from slime_core.prompts.screen import MOST_BYTES, Room, has_field, screen
+from slime_core.rollout.prompt_filter import evaluation_request, template_arguments, training_request
 from slime_core.rollout.rollout_files import screen_rollouts
+from slime_core.rollout.row_checks import RowChecks
 from slime_core.runtime.machine import COMPILER, KERNEL_PACKAGES, Machine, cluster_address, free_resources
 
 if TYPE_CHECKING:
@@ -49,9 +44,6 @@ if TYPE_CHECKING:
 
 
 NO_OPTIONS: Mapping[str, object] = {}
-
-PLACE = {"next", "returned", "n_samples_per_prompt"}
-"""Names in the state of a data source that numbers its prompts."""
 
 
 KERNEL_SETTINGS = ("flash_attention", "transformer_impl")
@@ -97,14 +89,8 @@ def check_files(
             temperature=config.rollout.rollout_temperature,
         )
         return []
-    formats = prompt_formats(registry, options, run_view(config, options))
-    seen = _SeenFields(config.data, labels)
-    bad = _screen_training(config, registry, formats, options, seen) if trains else []
-    if trains:
-        seen.refuse_absent()
-    _screen_evaluations(config, registry, formats, options, seen)
-    if not trains:
-        seen.refuse_absent()
+    bad = _screen_training(config, registry, options, labels) if trains else []
+    _screen_evaluations(config, registry, options, labels)
     unused = [name for name, path in config.eval.files if not _is_embedded(config, path)]
     if trains and config.eval.eval_interval is None and unused:
         print_warning(
@@ -114,17 +100,10 @@ def check_files(
     return bad
 
 
-def check_resume(
-    config: RunConfig,
-    registry: Registry,
-    resume: Checkpoint | None,
-    options: Mapping[str, object] = NO_OPTIONS,
-) -> None:
-    """Check that the run can continue from ``resume``: that the model is the checkpoint's, and that the place in the
-    data means the same prompts.
+def check_resume(config: RunConfig, resume: Checkpoint | None) -> None:
+    """Check that the model of the run is that of the checkpoint ``resume``, before anything starts.
 
-    The learner and the data source check this again when they restore; here it costs no start, and the user learns of
-    all mistakes at once.
+    The data source checks when it restores that its place means the same prompts.
 
     Raises:
         ConfigError: lists every setting that differs from the checkpoint's.
@@ -135,51 +114,10 @@ def check_resume(
     if config.debug.trains and (saved := described(resume.hf)) is not None:
         for one in differences(described(start_weights(config)) or {}, saved):
             found.append(f"--hf-checkpoint {start_weights(config)} is another model than {resume.path}: {one}")
-    if config.debug.generates and (place := _place_in_prompts(resume.state.cursor)) is not None:
-        settings = {
-            "--seed": ("seed", config.run.seed),
-            "--rollout-shuffle": ("shuffle", config.data.rollout_shuffle),
-            "--n-samples-per-prompt": ("n_samples_per_prompt", config.rollout.n_samples_per_prompt),
-        }
-        for flag, (key, value) in settings.items():
-            if key in place and place[key] != value:
-                found.append(f"{flag} {value}: {resume.path} was written with {place[key]}")
-        if not found and (path := _other_prompts(config, registry, place, options)) is not None:
-            found.append(f"--prompt-data {path}: {resume.path} was written with other prompts or labels")
     if found:
-        advice = "so its place in the data or its weights would mean something else; resume with that value"
-        raise config_error([Mistake(f"{text}, {advice}, or start a new run from its weights") for text in found])
-
-
-def _place_in_prompts(cursor: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The state of :class:`~slime_core.prompts.numbered.NumberedPrompts` in ``cursor``, whatever other sources and
-    buffers wrap it; None: there is none."""
-    if cursor.keys() >= PLACE:
-        parts = cursor.get("parts") or [{}]  # of a mix; all parts have the seed of the run
-        return {**parts[0], **cursor}
-    inner = (_place_in_prompts(value) for value in cursor.values() if isinstance(value, dict))
-    return next((place for place in inner if place is not None), None)
-
-
-def _other_prompts(
-    config: RunConfig, registry: Registry, place: Mapping[str, Any], options: Mapping[str, object]
-) -> Path | None:
-    """The prompt file if it holds other prompts than those of ``place``; None: it is the same, or is compared later,
-    by the data source: large files, and those of which rows are left out."""
-    data = config.data
-    path = data.prompt_data or ARITHMETIC / "data" / "train.jsonl"
-    leaves_out = data.rollout_max_prompt_len is not None or data.on_bad_data == "skip"
-    is_default = data.data_source == DataConfig.model_fields["data_source"].default
-    if not is_default or "digest" not in place or leaves_out:
-        return None
-    if not path.is_file() or path.stat().st_size > MOST_BYTES:
-        return None
-    formats = prompt_formats(registry, options, run_view(config, options))
-    checks = RowChecks.of(config, registry, options=options)
-    request = training_request(
-        config, path, checks, formats, vocab_size=whole_number(start_weights(config), "vocab_size")
-    )
-    return None if Held(request).identity()["digest"] == place["digest"] else path
+        raise config_error(
+            [Mistake(f"{text}; resume with that value, or start a new run from its weights") for text in found]
+        )
 
 
 def _check_model(config: RunConfig, registry: Registry) -> None:
@@ -330,65 +268,23 @@ def _size(number: int) -> str:
     return f"{number / 2**20:,.1f} MiB" if number >= 2**20 else f"{number / 2**10:,.1f} KiB"
 
 
-Rows = Sequence[tuple[RawRow, PromptRow]]
-
 OPTIONAL_KEYS = ("tool_key", "metadata_key")
 """Settings that name fields which rows may lack."""
 
 
-class _SeenFields:
-    """The given keys of optional fields that no row had so far. Rows may lack such a field, and so may files of a mix.
-
-    Arguments:
-        labels: receives the labels of the files; None: they are not wanted.
-    """
-
-    def __init__(self, data: DataConfig, labels: LabelSamples | None) -> None:
-        keys = {setting: getattr(data, setting) for setting in OPTIONAL_KEYS if setting in data.model_fields_set}
-        self._missing = {setting: key for setting, key in keys.items() if key is not None}
-        self._labels = labels
-        self._error: DataError | None = None
-
-    def see(self, rows: Rows, request: PromptRequest, reward_key: str | None) -> None:
-        """Look at the rows of one file."""
-        self._missing = {setting: key for setting, key in self._missing.items() if not has_field(rows, key)}
-        for setting, key in self._missing.items():
-            self._error = self._error or _absent(setting, key, request.path, rows)
-        rewards = request.filter.rewards if isinstance(request.filter, RowChecks) else None
-        if self._labels is not None and rewards is not None:
-            self._labels.add(request.path, rows, rewards, reward_key)
-
-    def refuse_absent(self) -> None:
-        """Raise DataError if there were rows, and none of them has the field of a given key."""
-        if self._missing and self._error is not None:
-            raise self._error
-
-
-def _absent(setting: str, key: str, path: Path, rows: Rows) -> DataError:
-    fields = shortened(paths_of(content_of(rows[0][0])))
-    return DataError(
-        f"{path}: none of the rows that were looked at has a field {key!r} ({setting}), the first one has {fields}. "
-        f"Name the right one with --{setting.replace('_', '-')}, or leave that out"
-    )
-
-
 def _screen_training(
-    config: RunConfig,
-    registry: Registry,
-    formats: Mapping[str, PromptFormat],
-    options: Mapping[str, object],
-    seen: _SeenFields,
+    config: RunConfig, registry: Registry, options: Mapping[str, object], labels: LabelSamples | None
 ) -> list[str]:
-    """Look through what the run's data source reads; returns what is wrong with rows that will be left out."""
+    """Let the run's data source check its files; return what is wrong with rows that will be left out."""
     data = config.data
+    checks = RowChecks.of(config, registry, options=options)
     request = training_request(
         config,
         data.prompt_data or ARITHMETIC / "data" / "train.jsonl",
-        RowChecks.of(config, registry, options=options),
-        formats,
+        checks,
         vocab_size=whole_number(start_weights(config), "vocab_size"),
     )
-    room = _room(
+    limits = _limits(
         config,
         registry,
         config.rollout.generate_function,
@@ -396,60 +292,58 @@ def _screen_training(
         leaves_out=data.rollout_max_prompt_len,
         apply_chat_template=data.apply_chat_template,
     )
-
-    def look(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
-        of_path = replace(request, path=path)
-        see = partial(seen.see, request=of_path, reward_key=config.rollout.reward_key)
-        return screen(of_path, room=room, setting=setting, share=share, warn=print_warning, see=see)
-
-    bad: list[str] = []
-    if registry.traits(Kind.DATA_SOURCE, data.data_source).reads_prompt_files and data.prompt_data is not None:
-        bad += look(data.prompt_data, setting="prompt_data")
-    return [*bad, *screened(registry, data.data_source, options, run_view(config, options, prompts=request), look)]
+    screen = PromptScreen(
+        setting="" if data.prompt_data is None else "prompt_data",
+        limits=limits,
+        keys={key: getattr(data, key) for key in OPTIONAL_KEYS if key in data.model_fields_set and getattr(data, key)},
+        see=_add_labels(labels, checks, config.rollout.reward_key),
+    )
+    return screened(registry, data.data_source, options, run_view(config, options, prompts=request), screen)
 
 
 def _screen_evaluations(
-    config: RunConfig,
-    registry: Registry,
-    formats: Mapping[str, PromptFormat],
-    options: Mapping[str, object],
-    seen: _SeenFields,
+    config: RunConfig, registry: Registry, options: Mapping[str, object], labels: LabelSamples | None
 ) -> None:
-    for one in eval_sets(config):
-        if not _is_embedded(config, one.path):
-            room = _room(
-                config,
-                registry,
-                one.generate_function,
-                response=1 if one.max_context_len else one.max_response_len,
-                leaves_out=one.longest_prompt,
-                apply_chat_template=one.apply_chat_template,
-            )
-            checks = RowChecks.of(config, registry, evaluates=one, options=options)
-            request = evaluation_request(config, one, checks, formats)
+    for eval_set in eval_sets(config):
+        if _is_embedded(config, eval_set.path):
+            continue
+        limits = _limits(
+            config,
+            registry,
+            eval_set.generate_function,
+            response=1 if eval_set.max_context_len else eval_set.max_response_len,
+            leaves_out=eval_set.longest_prompt,
+            apply_chat_template=eval_set.apply_chat_template,
+        )
+        checks = RowChecks.of(config, registry, evaluates=eval_set, options=options)
+        is_separate = eval_set.metadata_key != config.data.metadata_key
+        screen = PromptScreen(
+            setting=f"eval_prompt_data {eval_set.name}",
             # Another model decides how long its prompts may be.
-            screen(
-                request,
-                room=room if one.model is None else None,
-                setting=f"eval_prompt_data {one.name}",
-                warn=print_warning,
-                see=partial(_see_set, one, config, request, seen),
-            )
+            limits=limits if eval_set.model is None else None,
+            keys={"metadata_key": eval_set.metadata_key} if is_separate else {},
+            see=_add_labels(labels, checks, eval_set.reward_key),
+        )
+        run = run_view(config, options, prompts=evaluation_request(config, eval_set, checks))
+        screened(registry, PROMPT_FILES, {}, run, screen)
 
 
-def _see_set(one: EvalSet, config: RunConfig, request: PromptRequest, seen: _SeenFields, rows: Rows) -> None:
-    """Look at the rows of an evaluation set; the field that it alone names has to be there."""
-    seen.see(rows, request, one.reward_key)
-    if one.metadata_key != config.data.metadata_key and not has_field(rows, one.metadata_key):
-        raise _absent("metadata_key", one.metadata_key, one.path, rows)
+def _add_labels(
+    labels: LabelSamples | None, checks: RowChecks, reward_key: str | None
+) -> Callable[[Path, Sequence[PromptRow]], None]:
+    def see(path: Path, rows: Sequence[PromptRow]) -> None:
+        if labels is not None and checks.rewards is not None:
+            labels.add(path, rows, checks.rewards, reward_key)
+
+    return see
 
 
 def _is_embedded(config: RunConfig, path: Path) -> bool:
-    """Whether ``path`` is our set, for our model: looked through by the tests."""
+    """Whether ``path`` is our set, for our model: checked by the tests."""
     return config.model.hf_checkpoint is None and path.is_relative_to(ARITHMETIC)
 
 
-def _room(
+def _limits(
     config: RunConfig,
     registry: Registry,
     generate_function: str,
@@ -457,12 +351,12 @@ def _room(
     response: int,
     leaves_out: int | None,
     apply_chat_template: bool,
-) -> Room | None:
-    """The limit of prompts in tokens; None: the generate function decides what it makes of them."""
+) -> PromptLimits | None:
+    """Return the limits of prompts; None: the generate function decides what it makes of them."""
     if not registry.traits(Kind.GENERATE_FUNCTION, generate_function).sends_prompts_whole:
         return None
     folder = start_weights(config)
-    return Room(
+    return PromptLimits(
         context=config.engine.sglang_context_length or context_length(folder),
         response=response,
         folder=folder,

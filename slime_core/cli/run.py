@@ -100,7 +100,7 @@ def _train(
     check_files(config, active.registry, trains=True, first=step, options=resolved.plugin_options, labels=labels)
     check_machine(config, Needs.of(config, trains=True, critic=has_critic(config, active.registry)))
     options = options_of(resolved, active)
-    check_resume(config, active.registry, resume, resolved.plugin_options)
+    check_resume(config, resume)
     if labels is not None:
         check_labels(labels, config, active.registry, active.manifest, options=options, warn=print_warning)
     is_new = config.run.output_dir is None or not config.run.output_dir.exists()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from slime_core.components.functions import Code
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import without_secrets
 from slime_core.config.settings import core_values
-from slime_core.contracts import PromptFormat, PromptScreen, PromptTable, RunView
+from slime_core.contracts import PromptScreen, RunView
 from slime_core.errors import SlimeError
 from slime_core.plugins.lifecycle import Hooks, PerPlugin
 from slime_core.plugins.loading import load_attribute, load_target
@@ -66,21 +66,21 @@ def construct(registry: Registry, kind: Kind, name: str, options: Mapping[str, A
 
 
 def screened(
-    registry: Registry, name: str, options: Mapping[str, object], run: RunView, prompts: PromptScreen
+    registry: Registry, name: str, options: Mapping[str, object], run: RunView, screen: PromptScreen
 ) -> list[str]:
     """Return the mistakes that a data source finds in its files before anything starts; see
-    :class:`~slime_core.contracts.ScreenedDataSource`.
+    :class:`~slime_core.contracts.DataSource`.
 
     Raises:
         PluginError: it cannot be imported, or failed.
         SlimeError: it raised it.
     """
     owner, target = registry.owner(Kind.DATA_SOURCE, name), load(registry, Kind.DATA_SOURCE, name)
-    screen = getattr(target, "screen", None)
-    if screen is None:
+    look = getattr(target, "screen", None)
+    if look is None:
         return []
     with boundary(owner, f"data source {name!r}: screen", locate=True, passes=(SlimeError,)):
-        return [str(mistake) for mistake in screen(registry.options_of(owner.name, options), run, prompts)]
+        return [str(mistake) for mistake in look(registry.options_of(owner.name, options), run, screen)]
 
 
 def prepare_options(
@@ -159,23 +159,6 @@ class ProcessSettings:
             resumed_step=self.resumed_step,
             models=self.model_urls,
         )
-
-
-class _Format:
-    """A prompt format that is made when its first file is opened, so that formats of other files are not imported."""
-
-    def __init__(self, make: Callable[[], PromptFormat]) -> None:
-        self._make = cache(make)
-
-    def open(self, path: Path, *, window: int | None) -> PromptTable:
-        """See :class:`~slime_core.PromptFormat`."""
-        return self._make().open(path, window=window)
-
-
-def prompt_formats(registry: Registry, options: Mapping[str, object], run: RunView) -> dict[str, PromptFormat]:
-    """Name -> prompt format, of every active plugin; opening a file raises as :func:`construct`."""
-    names = registry.names(Kind.PROMPT_FORMAT)
-    return {name: _Format(partial(construct, registry, Kind.PROMPT_FORMAT, name, options, run)) for name in names}
 
 
 def refusals(registry: Registry, architecture: str, config: Mapping[str, Any]) -> list[str]:

@@ -30,7 +30,6 @@ _CONTRACTS: dict[tuple[Kind, str | None], type] = {
     (Kind.GENERATE_FUNCTION, "sample"): contracts.GenerateFunction,
     (Kind.GENERATE_FUNCTION, "group"): contracts.GroupGenerateFunction,
     (Kind.DATA_SOURCE, None): contracts.DataSource,
-    (Kind.PROMPT_FORMAT, None): contracts.PromptFormat,
     (Kind.ROLLOUT_SOURCE, None): contracts.RolloutSource,
     (Kind.MODEL_SPEC, None): contracts.ModelSpec,
     (Kind.TRACKER, None): contracts.Tracker,

@@ -8,14 +8,13 @@ What there is:
     engines     the SGLang servers, and the flags of Megatron and SGLang under their own names
     schema      all sections as one ``RunConfig``, and what follows from several of them, such as every
                 evaluation set; the built-in demo's defaults
-    prompt_paths, secrets    what is written in the place of a prompt file, of a secret; the key that engines and
-                routers of a run require
+    secrets     what is written in the place of a secret; the key that engines and routers of a run require
 
 How it is read:
 
     settings    one value, from a flag or from TOML; what a setting accepts, in words
     sources     a command line, a TOML file
-    load        lays them over each other; the components and prompt formats that settings name
+    load        lays them over each other; the components that settings name
     check       what settings need and exclude, from their annotations; calls the rules
     rules, layout_rules    arithmetic on several settings, and whether files are there
     explain     settings for people: as a file, as help

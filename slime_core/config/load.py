@@ -18,8 +18,7 @@ from pydantic import BaseModel, ValidationError
 from slime_core.config import check
 from slime_core.config.engine_flags import ENGINES, WithoutEffect, values_of
 from slime_core.config.model_config import context_length, described, start_weights, weights_dtype
-from slime_core.config.options import KIND_NAMED_BY, DerivedSetting, NamesCode, Part, PluginSettings
-from slime_core.config.prompt_paths import prompt_formats
+from slime_core.config.options import KIND_NAMED_BY, PROMPT_FILES, DerivedSetting, NamesCode, Part, PluginSettings
 from slime_core.config.sampling import reward_names
 from slime_core.config.schema import ARITHMETIC, DEMO_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL, RunConfig
 from slime_core.config.secrets import without_secrets
@@ -115,18 +114,15 @@ class Resolved:
         return {key: (one, held[one.section][one.name]) for key, one in settings.items()}
 
 
-PROMPT_FORMAT = "prompt_format"
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A component or prompt format that the settings choose.
+    """A component that the settings choose.
 
     Example: ``--corrections tis`` is ``Choice("correction", "tis", "--corrections")``.
 
     Arguments:
         kind: kind of component, as :class:`~slime_core.plugins.registration.Kind` spells it.
-        name: the component, ``plugin:component``, or the prompt format.
+        name: the component, or ``plugin:component``.
         where: the flag or the place in a file, for messages.
     """
 
@@ -169,21 +165,6 @@ def _names(setting: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, tuple):
         return value
     return reward_names(value) if setting == "rm_type" else (value,)
-
-
-def _prompt_paths(values: Mapping[str, Any], others: Collection[str]) -> Iterator[tuple[str, Path]]:
-    if (path := values.get("prompt_data")) is not None:
-        yield "prompt_data", path
-    yield from ((setting, path) for setting in others for path in _paths_in(values.get(setting)))
-    yield from (("eval_prompt_data", path) for _, path in values.get("eval_prompt_data") or ())
-    yield from (("eval_datasets", one.path) for one in values.get("eval_datasets") or ())
-
-
-def _paths_in(value: Any) -> Iterator[Path]:
-    if isinstance(value, Path):
-        yield value
-    elif isinstance(value, tuple):
-        yield from (path for one in value for path in _paths_in(one))
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +373,7 @@ class _Reading:
         return "replace"
 
     def choices(self) -> Iterator[Choice]:
-        """The components and prompt formats that the settings name."""
+        """The components that the settings name, and the data source of prompt files if it is used."""
         for setting, kind in KIND_NAMED_BY.items():
             for name in _names(setting, self.values.get(setting)):
                 yield Choice(kind, name, self._where(setting))
@@ -400,10 +381,11 @@ class _Reading:
             for setting in ("generate_function", "rm_type"):
                 for name in _names(setting, getattr(one, setting)):
                     yield Choice(KIND_NAMED_BY[setting], name, f"{setting} of evaluation set {one.name}")
-        of_plugins = [key for key, setting in self.settings.items() if setting.names_prompts]
-        for setting, path in _prompt_paths(self.values, of_plugins):
-            for name in prompt_formats(path):
-                yield Choice(PROMPT_FORMAT, name, self._where(setting))
+        if "data_source" not in self.values:
+            yield Choice("data_source", PROMPT_FILES, self._where("data_source"))
+        for setting in _EVAL_SETS:
+            if self.values.get(setting):
+                yield Choice("data_source", PROMPT_FILES, self._where(setting))
 
     def plugins(self) -> frozenset[str]:
         """The plugins whose options flags or the file set."""

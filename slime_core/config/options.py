@@ -32,6 +32,9 @@ ONE_HALF = ("debug_rollout_only", *NO_ENGINES)
 """Settings with which the learner or the engines run alone."""
 
 
+PROMPT_FILES = "prompts"
+"""The data source that reads prompt files, those of evaluations too; slime-datasets has it."""
+
 KIND_NAMED_BY = {
     "generate_function": "generate_function",
     "rm_type": "reward_model",

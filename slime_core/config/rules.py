@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from slime_core.config.model_config import context_length, described, start_weights, torch_dist_folder
-from slime_core.config.prompt_paths import unreadable
 from slime_core.config.schema import RunConfig, eval_sets
 from slime_core.config.secrets import is_key
 from slime_core.errors import nearest
@@ -166,16 +165,6 @@ MARKS = {
 :mod:`slime_core.learner.rank`), and in how many of its first bytes."""
 
 
-def _eval_files_are_readable(config: RunConfig) -> Iterator[str]:
-    for name, path in config.eval.files:
-        yield from (f"eval_prompt_data {name}: {problem}" for problem in unreadable(path))
-
-
-def _prompts_are_readable(config: RunConfig) -> Iterator[str]:
-    if config.data.prompt_data is not None and config.debug.generates:
-        yield from (f"prompt_data: {problem}" for problem in unreadable(config.data.prompt_data))
-
-
 def _served_models_are_models(config: RunConfig) -> Iterator[str]:
     yield from _no_model(config.model.hf_checkpoint, "hf_checkpoint")
     for model in config.engine.engine_models:
@@ -284,9 +273,8 @@ def _head(file: Path, size: int) -> bytes:
         return b""
 
 
-FILES: tuple[Rule, ...] = (_eval_files_are_readable, _served_models_are_models, _load_exists, _output_is_writable)
+FILES: tuple[Rule, ...] = (_served_models_are_models, _load_exists, _output_is_writable)
 FILES_OF_RUN: tuple[Rule, ...] = (
-    _prompts_are_readable,
     _further_models_are_models,
     _initial_checkpoint_is_torch_dist,
     _further_folders_are_writable,

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from slime_core.config.engines import EngineGroup
-from slime_core.config.options import NO_ENGINES, ONE_HALF, AtMost, CheckedIfGiven, Conflicts, Needs
+from slime_core.config.options import NO_ENGINES, ONE_HALF, PROMPT_FILES, AtMost, CheckedIfGiven, Conflicts, Needs
 from slime_core.config.section import (
     FractionAboveZero,
     MinusOne,
@@ -332,7 +332,7 @@ class DataConfig(Section):
     on_bad_data: Literal["fail", "skip"] = "fail"
     """Rows that cannot be read, or that name something that the run does not have. fail: end the run with file and
     line. skip: leave the row out, count it, and list it in logs/bad-rows.log."""
-    data_source: Name = "prompts"
+    data_source: Name = PROMPT_FILES
     """Component (kind data_source) that returns prompts."""
 
 

@@ -1,16 +1,15 @@
-"""Contracts of a rollout: prompt formats, data sources, generate functions, reward models, sample transforms."""
+"""Contracts of a rollout: data sources, generate functions, reward models, sample transforms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from slime_core.types import JsonValue, Prompt, PromptGroup, Reward, RewardFailure, Sample
+from slime_core.types import JsonValue, Prompt, PromptGroup, Reward, RewardFailure, Sample, tools_of
 
 if TYPE_CHECKING:
-    from slime_core.contracts.run import RunView
     from slime_core.generation import GenerateContext, SamplingParams
 
 __all__ = [
@@ -20,102 +19,17 @@ __all__ = [
     "GroupGenerateFunction",
     "GroupTransform",
     "PromptFilter",
-    "PromptFormat",
+    "PromptLimits",
     "PromptRequest",
+    "PromptRow",
     "PromptScreen",
-    "PromptTable",
-    "RawRow",
     "RewardModel",
     "RolloutBatch",
     "RolloutSource",
     "RolloutTransform",
-    "ScreenedDataSource",
     "TrainSamples",
     "Transformed",
 ]
-
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True, slots=True)
-class RawRow:
-    """One row as its file holds it.
-
-    Example: ``RawRow(Path("a.parquet"), 3, {"prompt": "2+2", "label": "4"})``.
-
-    Arguments:
-        file: that holds it.
-        number: from 1.
-        content: field -> value; or, of a text file, the bytes of a line that is a JSON object.
-    """
-
-    file: Path
-    number: int
-    content: bytes | Mapping[str, object]
-
-    @property
-    def place(self) -> str:
-        """File and row, for messages."""
-        return f"{self.file}, {'line' if isinstance(self.content, bytes) else 'row'} {self.number}"
-
-    @property
-    def is_blank(self) -> bool:
-        """Whether it is an empty line."""
-        return isinstance(self.content, bytes) and not self.line.strip()
-
-    @property
-    def line(self) -> bytes:
-        """The bytes of a line, without the byte order mark that a file may start with; empty for fields."""
-        found = self.content if isinstance(self.content, bytes) else b""
-        return found.removeprefix(BYTE_ORDER_MARK) if self.number == 1 else found
-
-
-class PromptTable(Protocol):
-    """The rows of one file, numbered from 0 in the order of the file; read as they are needed.
-
-    The file must not change while it is open: a method raises a DataError where it finds that it did.
-    """
-
-    def reaches(self, row: int) -> bool:
-        """Whether there is a row ``row``; reads no further than that."""
-        ...
-
-    def total(self) -> int:
-        """The number of rows; may take as long as reading the whole file."""
-        ...
-
-    def read(self, start: int, stop: int) -> Iterator[RawRow]:
-        """Rows ``start`` to ``stop - 1``, as far as there are; of any part of the file, any number of times.
-
-        Raises:
-            DataError: the file is not what its format says; names file and row.
-        """
-        ...
-
-    def stamp(self) -> str:
-        """Tells this content from another, wherever the file lies; resuming a run compares it."""
-        ...
-
-
-class PromptFormat(Protocol):
-    """Opens prompt files of one format, for training and evaluation alike.
-
-    A component's name is the suffix of its files, without the dot (``parquet``); or the name of a file that marks a
-    folder of the format, which has a dot (``state.json``).
-    """
-
-    def open(self, path: Path, *, window: int | None) -> PromptTable:
-        """The rows of a file, or of a folder; reads as little as it can.
-
-        Arguments:
-            window: how far from file order rows will be read. 0: in file order; N: in any order among N
-                neighbours, then among the next N; None: in any order among all.
-
-        Raises:
-            DataError: it cannot be read; names the file, and says what to do.
-        """
-        ...
 
 
 class RewardModel(Protocol):
@@ -181,25 +95,27 @@ class GroupGenerateFunction(Protocol):
 
 
 class PromptFilter:
-    """Which prompts a run uses; counts the others. This one, for tests and the like, uses all of them.
+    """Decides which prompts a run uses, and counts the others. This base class uses all of them.
 
     A data source checks each row, selects among the prompts that it read, and reports what it leaves out.
     """
 
-    def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
-        """Returns if the run can do what a row asks for; a row that is refused is one that cannot be read.
+    def check(self, metadata: Mapping[str, JsonValue], label: JsonValue, where: str) -> None:
+        """Return if the run supports what a row requests, and its reward model can reward a response to it.
 
         Arguments:
             metadata: of the row.
+            label: as the row has it: text, a number, an object, a list, or null.
             where: file and line, for the message.
 
         Raises:
-            DataError: the row names a component that the run does not have, or sampling that it cannot train on.
+            DataError: the row names a component that the run lacks, or sampling that it cannot train on; or no response
+                to the row could be rewarded.
         """
-        del metadata, where
+        del metadata, label, where
 
     def check_prompt(self, prompt: Prompt, metadata: Mapping[str, JsonValue], where: str) -> None:
-        """Return if the chat template renders the prompt of a row whole; a prompt that is refused cannot be read.
+        """Return if the chat template renders the whole prompt.
 
         Arguments:
             metadata: of the row, with its tools.
@@ -210,34 +126,20 @@ class PromptFilter:
         """
         del prompt, metadata, where
 
-    def check_label(
-        self, label: JsonValue, metadata: Mapping[str, JsonValue], where: str, *, key: str | None = None
-    ) -> None:
-        """Returns if the row's reward model can reward a response to it; see :class:`CheckedRewardModel`.
-
-        Arguments:
-            label: as the row has it: text, a number, an object, a list, or null.
-            key: the field that holds it, for the message; None: rows have none.
-
-        Raises:
-            DataError: no response to the row could be rewarded.
-        """
-        del label, metadata, where, key
-
     def select(self, prompts: Sequence[tuple[Prompt, list[JsonValue] | None]]) -> Sequence[bool]:
-        """Which of many prompts, each with its tools, are short enough; on several processes where the run has them.
+        """Return for each prompt, given with its tools, whether it is short enough.
 
         Raises:
-            DataError: one of them cannot be turned into tokens.
+            DataError: a prompt cannot be turned into tokens.
         """
         return [True] * len(prompts)
 
     def count_left_out(self, reason: str, count: int) -> None:
-        """So many rows more are left out: for ``too_long``, ``bad``, or a reason of the data source."""
+        """Count further rows that are left out for ``TOO_LONG``, ``BAD``, or a reason of the data source."""
         del reason, count
 
     def report_bad_row(self, mistake: str) -> None:
-        """The mistake in a row that is left out because it cannot be read, file and line first."""
+        """Report the mistake in a row that is left out because it cannot be read; it starts with file and line."""
         del mistake
 
 
@@ -246,15 +148,14 @@ class PromptRequest:
     """The request to a data source.
 
     Arguments:
-        path: the prompts; a file, a folder, a pattern or a slice of one, as :mod:`slime_core.config.prompt_paths` says.
+        path: the prompts; the data source decides what a path may be.
         input_key, label_key, metadata_key, tool_key: fields of a row.
         n_samples_per_prompt: samples of a group.
         shuffle: a new order each epoch, by ``seed``; False: file order.
         multimodal_keys: pairs of a kind of input, such as ``image``, and the field of a row that holds it.
-        skips_bad: leave rows out that cannot be read; False: they are an error.
-        vocab_size: ids that the model has; None: not known.
-        formats: name -> how prompt files of the format are read; a file of none of them is read as JSON Lines.
-        filter: which prompts the run uses; see :class:`PromptFilter`.
+        skips_bad: leave out rows that cannot be read; False: they are an error.
+        vocab_size: number of ids of the model; None: unknown.
+        filter: decides which prompts the run uses.
     """
 
     path: Path
@@ -267,71 +168,103 @@ class PromptRequest:
     tool_key: str | None = None
     multimodal_keys: tuple[tuple[str, str], ...] = ()
     skips_bad: bool = False
-    formats: Mapping[str, PromptFormat] = field(default_factory=dict)
     vocab_size: int | None = None
     filter: PromptFilter = field(default_factory=PromptFilter)
 
 
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One prompt of a file.
+
+    Example: the line ``{"prompt": "37+45", "label": "82", "metadata": {"carries": 1}}``.
+
+    Arguments:
+        prompt: text, or chat messages; JSON text of messages has become messages.
+        label: the ground truth as text; None: the row has none.
+        metadata: further fields for rewards and reports; ``tools`` holds the tools for the chat template.
+        inputs: kind -> the row's images or other inputs; None: it has none.
+        place: file and line, for messages.
+    """
+
+    prompt: Prompt
+    label: str | None = None
+    metadata: dict[str, JsonValue] = field(default_factory=dict)
+    inputs: dict[str, JsonValue] | None = None
+    place: str = field(default="", compare=False)
+
+    @property
+    def tools(self) -> list[JsonValue] | None:
+        """The tools for the chat template; None: there are none."""
+        return tools_of(self.metadata)
+
+
 class DataSource(Protocol):
-    """Hands out prompt groups, and can be put back to where it was.
+    """Returns prompt groups, and can continue from an earlier place.
 
     Its target finds its request in ``run.prompts``, a :class:`PromptRequest`. It never runs out: prompts come
     again in a new epoch, or it makes new ones without end.
+
+    A class may have a class method ``screen(options, run, screen: PromptScreen) -> Sequence[str]``, which looks at its
+    files before anything starts, in ``slime check`` too. It returns what is wrong with rows that the run will leave out
+    (``on_bad_data = skip``), with file and line, and raises DataError for what the run cannot use. The data source
+    ``prompts`` must have it and ``__len__``, because it reads evaluation sets too.
     """
 
     def next_groups(self, n: int) -> list[PromptGroup]:
-        """The next ``n`` prompt groups, of pending samples."""
+        """Return the next ``n`` prompt groups, of pending samples."""
         ...
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """Take unfinished groups back; they are handed out first."""
+        """Take unfinished groups back; they are returned first."""
         ...
 
     def state(self) -> dict[str, JsonValue]:
-        """The state that ``restore`` takes, as JSON-ready values."""
+        """Return the state for ``restore``, as JSON-ready values."""
         ...
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
-        """Continue from where ``state()`` was taken."""
+        """Continue from ``state``."""
         ...
 
 
-class PromptScreen(Protocol):
-    """Looks through prompt files before anything starts, as the core does for its own data source."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLimits:
+    """How prompts are rendered, and how many tokens they may have.
 
-    def __call__(self, path: Path, *, setting: str, share: float = 1.0) -> Sequence[str]:
-        """The mistakes in rows of ``path`` that the run will leave out (``on_bad_data = skip``), with file and line.
+    Example: with ``context=128`` and ``response=8``, a prompt may have 120 tokens.
 
-        Arguments:
-            path: as :class:`PromptRequest` takes it.
-            setting: which setting names it, for messages.
-            share: of the bytes that are looked at otherwise.
+    Arguments:
+        context: tokens that the model reads, prompt and response together; None: unknown before it runs.
+        response: the longest response.
+        folder: Hugging Face folder with the tokenizer.
+        apply_chat_template: prompts are rendered with the tokenizer's template.
+        leaves_out: prompts of more tokens are left out of the run; None: none are.
+        template_arguments: further arguments of the template.
+    """
 
-        Raises:
-            DataError: a row cannot be read or requests what the run cannot do, or a prompt is too long.
-        """
-        ...
+    context: int | None
+    response: int
+    folder: Path
+    apply_chat_template: bool
+    leaves_out: int | None = None
+    template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
-class ScreenedDataSource(DataSource, Protocol):
-    """A data source that looks through its own files before anything starts, in ``slime check`` too. Optional."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScreen:
+    """What a data source needs to check its prompts before a run.
 
-    @classmethod
-    def screen(cls, options: object, run: RunView, prompts: PromptScreen) -> Sequence[str]:
-        """Look at the files of a run without making the data source.
+    Arguments:
+        setting: names ``run.prompts.path``, for messages; empty: no setting does, it is the data of the demo.
+        limits: of rows that name no generate function; None: the generate function decides what it makes of prompts.
+        keys: setting -> field that at least one row must have.
+        see: called with a path and its rows, after they were checked.
+    """
 
-        Arguments:
-            options: of the plugin, as the constructor gets them.
-            run: with ``prompts``; what counts tokens is not there yet.
-            prompts: for prompt files in the core's form.
-
-        Returns:
-            What is wrong with rows that the run will leave out, with file and line; empty: nothing.
-
-        Raises:
-            DataError: with file and line.
-        """
-        ...
+    setting: str
+    limits: PromptLimits | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+    see: Callable[[Path, Sequence[PromptRow]], None] = lambda path, rows: None
 
 
 class RolloutBatch(Protocol):

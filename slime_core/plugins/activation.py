@@ -189,8 +189,6 @@ def _owners(loaded: Registry, uses: Uses) -> list[str]:
     owners = list(uses.plugins)
     for choice in uses.components:
         kind = Kind(choice.kind)
-        if kind is Kind.PROMPT_FORMAT and not loaded.offers(kind, choice.name):
-            continue  # read as JSON Lines
         try:
             plugin, component = loaded.find(kind, choice.name)
         except PluginError as problem:

@@ -37,7 +37,6 @@ class Kind(StrEnum):
     SAMPLE_TRANSFORM = "sample_transform"
     GENERATE_FUNCTION = "generate_function"
     DATA_SOURCE = "data_source"
-    PROMPT_FORMAT = "prompt_format"
     ROLLOUT_SOURCE = "rollout_source"
     MODEL_SPEC = "model_spec"
     TRACKER = "tracker"
@@ -221,21 +220,9 @@ class Registration:
             Kind.GENERATE_FUNCTION, name, target, summary, scope=scope, rewards=rewards, resumes=resumes, **traits
         )
 
-    def data_source(
-        self, name: str, target: Target, *, summary: str | None = None, reads_prompt_files: bool = False
-    ) -> None:
-        """Add a data source (contract ``DataSource``).
-
-        Arguments:
-            reads_prompt_files: its prompts are the rows of ``prompt_data``, so the core may check that file before the
-                run starts. False: the data source decides what ``prompt_data`` means, and may check it
-                (``ScreenedDataSource``).
-        """
-        self._add(Kind.DATA_SOURCE, name, target, summary, reads_prompt_files=reads_prompt_files)
-
-    def prompt_format(self, name: str, target: Target, *, summary: str | None = None) -> None:
-        """Add a format of prompt files (contract ``PromptFormat``). ``name`` is the suffix of its files."""
-        self._add(Kind.PROMPT_FORMAT, name, target, summary)
+    def data_source(self, name: str, target: Target, *, summary: str | None = None) -> None:
+        """Add a data source (contract ``DataSource``)."""
+        self._add(Kind.DATA_SOURCE, name, target, summary)
 
     def rollout_source(self, name: str, target: Target, *, summary: str | None = None) -> None:
         """Add a rollout source, which makes whole rollouts (contract ``RolloutSource``)."""

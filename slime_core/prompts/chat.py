@@ -19,12 +19,21 @@ from typing import TYPE_CHECKING, Any, cast
 from slime_core.errors import DataError
 from slime_core.prompts.messages import ChatTemplate, messages_in
 from slime_core.types import JsonValue, Prompt
+from slime_core.untrusted import read_object
 from slime_core.user_code.failures import boundary
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CheckpointProcessor", "Processed", "PromptEncoder", "PromptTokenizer", "has_processor"]
+__all__ = [
+    "CheckpointProcessor",
+    "Processed",
+    "PromptEncoder",
+    "PromptTokenizer",
+    "has_processor",
+    "tokenizer_without_model",
+    "writes_tools",
+]
 
 
 PLACEHOLDER = "0assistant0turn0"
@@ -155,6 +164,47 @@ class PromptTokenizer:
             )
         found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return list(found["input_ids"]), [tuple(span) for span in found["offset_mapping"]]
+
+
+def tokenizer_without_model(
+    folder: Path, *, apply_chat_template: bool, template_arguments: Mapping[str, JsonValue] | None = None
+) -> PromptTokenizer | None:
+    """Load the tokenizer in ``folder`` from its ``tokenizer.json``, without torch (1 s).
+
+    Return None if it has none, or has Python code: then only :class:`PromptEncoder` can load it.
+
+    Raises:
+        DataError: transformers cannot load it.
+    """
+    if not (folder / "tokenizer.json").is_file() or _has_code(folder):
+        return None
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # it warns of every prompt that is too long
+    next_step = "Take tokenizer.json and tokenizer_config.json from where the checkpoint came from."
+    with boundary(f"the tokenizer in {folder}", "reading it", error=DataError, next_step=next_step):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    return PromptTokenizer(
+        tokenizer, folder, apply_chat_template=apply_chat_template, template_arguments=template_arguments
+    )
+
+
+def _has_code(folder: Path) -> bool:
+    try:
+        return "auto_map" in read_object(folder / "tokenizer_config.json")
+    except (OSError, ValueError):
+        return False
+
+
+def writes_tools(folder: Path, template_arguments: Mapping[str, JsonValue]) -> bool:
+    """Return whether the chat template of a checkpoint writes tools; True also if only the sampler can load it.
+
+    Arguments:
+        template_arguments: further arguments of the template.
+    """
+    tokenizer = tokenizer_without_model(folder, apply_chat_template=True, template_arguments=template_arguments)
+    return tokenizer is None or tokenizer.template([{}]).shows_tools
 
 
 def _messages(prompt: Prompt) -> Sequence[Mapping[str, JsonValue]]:

@@ -8,28 +8,30 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from slime_core.components.construction import ProcessSettings, construct, prompt_formats
+from slime_core.components.construction import ProcessSettings, construct
 from slime_core.components.selection import engine_columns
 from slime_core.config.model_config import context_length, routes_shape
+from slime_core.config.options import PROMPT_FILES
 from slime_core.config.schema import EvalSet
+from slime_core.contracts import PromptRequest
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.lifecycle import Hooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import CheckpointProcessor, PromptEncoder, has_processor
-from slime_core.prompts.requests import PromptLengths, RunFilter, template_arguments, training_request
-from slime_core.prompts.row_checks import RowChecks, offered_to_rows
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import start_limit_s
 from slime_core.rollout.group_generator import GroupGenerator, apply_row_sampling, train_sampling
+from slime_core.rollout.prompt_filter import PromptLengths, RunFilter, template_arguments, training_request
 from slime_core.rollout.reward_pool import RewardPool
 from slime_core.rollout.reward_scoring import make_scorer
 from slime_core.rollout.reward_worker import RewardPoolSettings
-from slime_core.rollout.routing import ComponentRouter, RoutedComponent
+from slime_core.rollout.routing import ComponentRouter, RoutedComponent, component_boundary
+from slime_core.rollout.row_checks import RowChecks, offered_to_rows
 from slime_core.rollout.transforms import Transform, Transforms
 from slime_core.track.record import SampleWriter
-from slime_core.types import Sample
+from slime_core.types import PromptGroup, Sample
 
 MIN_WORKERS, MAX_WORKERS = 2, 16
 """Two, so that one can hang; more than 16 cost memory and help only rewards that compute for long."""
@@ -77,7 +79,6 @@ class SamplerComponents:
         client: sends requests to the engines.
         models: name -> URL of every auxiliary model that the run serves.
         prompt_filter: selects the training prompts of the run and counts the others.
-        formats: name -> format of prompt files, in addition to JSON Lines.
         writer: writes readable samples.
 
     Raises:
@@ -105,7 +106,6 @@ class SamplerComponents:
         self.models = settings.model_urls
         self._context_length = config.engine.sglang_context_length or context_length(settings.folder)
         self.prompt_filter = RunFilter()
-        self.formats = prompt_formats(registry, settings.options, settings.run)
         self._reward_pool = make_pool(manifest, settings)
         self._make_reward_model = cache(partial(self.make, Kind.REWARD_MODEL))  # once, although several sums name it
         self._router = cache(self._make_router)
@@ -165,11 +165,19 @@ class SamplerComponents:
             encoder=self.renders(self._config.rollout.generate_function, self.encoder),
         )
         request = training_request(
-            self._config, settings.prompt_data, self.prompt_filter, self.formats, vocab_size=self.encoder.vocab_size
+            self._config, settings.prompt_data, self.prompt_filter, vocab_size=self.encoder.vocab_size
         )
         run = replace(settings.run, prompts=request)
         source = construct(self._registry, Kind.DATA_SOURCE, name, settings.options, run)
         return RoutedComponent(name, source, plugin=self._registry.owner(Kind.DATA_SOURCE, name))
+
+    def evaluation_prompts(self, request: PromptRequest) -> list[PromptGroup]:
+        """Return all prompt groups of an evaluation set; options of plugins are for the training prompts."""
+        run = replace(self._settings.run, prompts=request)
+        source = construct(self._registry, Kind.DATA_SOURCE, PROMPT_FILES, {}, run)
+        with component_boundary(self._registry.owner(Kind.DATA_SOURCE, PROMPT_FILES), "reading an evaluation set"):
+            groups: list[PromptGroup] = source.next_groups(len(source))
+        return groups
 
     def make_routed(self, kind: Kind, name: str) -> RoutedComponent:
         """Return a component with its plugin."""

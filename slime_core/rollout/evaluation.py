@@ -23,16 +23,15 @@ from slime_core.generation import GenerateContext
 from slime_core.generation.context import run_all
 from slime_core.generation.sampling import is_finished
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.numbered import TOO_LONG, Held, NumberedPrompts
-from slime_core.prompts.requests import PromptLengths, RunFilter, evaluation_request
 from slime_core.rollout.collected_rollout import describe_failures, mean_and_max, solved_generations
 from slime_core.rollout.components import SamplerComponents
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import GroupGenerator, eval_sampling
+from slime_core.rollout.prompt_filter import PromptLengths, RunFilter, evaluation_request
 from slime_core.rollout.reward_scoring import part_metrics
 from slime_core.rollout.routing import require_metrics
 from slime_core.runtime.progress import Progress
-from slime_core.types import PromptGroup, Sample, Status, tools_of
+from slime_core.types import TOO_LONG, PromptGroup, Sample, Status, tools_of
 
 
 @dataclass(slots=True)
@@ -150,9 +149,7 @@ class Evaluation:
         prompt_filter = RunFilter(
             checks, longest=eval_set.longest_prompt, lengths=PromptLengths(encoder), encoder=renders
         )
-        request = evaluation_request(self._config, eval_set, prompt_filter, self._components.formats)
-        source = NumberedPrompts(Held(request), request)
-        groups = source.next_groups(len(source))
+        groups = self._components.evaluation_prompts(evaluation_request(self._config, eval_set, prompt_filter))
         limits = [_response_limit(eval_set, group, encoder) for group in groups]
         return _LoadedSet(
             eval_set,

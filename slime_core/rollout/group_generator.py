@@ -7,7 +7,7 @@ The group scheduler (through ``sampler.GroupRunner``) and evaluations call :clas
     GroupGenerator   generates and rewards whole groups, with retries
     GroupAttempt     calls the generate function, the hooks and the reward model for the samples of one group
 
-A row may name a generate function and a reward model (:mod:`slime_core.prompts.row_checks`). A reward model that
+A row may name a generate function and a reward model (:mod:`slime_core.rollout.row_checks`). A reward model that
 takes one sample scores it immediately after generation; a reward model that takes groups scores the group after all
 retries.
 
@@ -32,10 +32,10 @@ from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.generation.context import Parents, run_all
 from slime_core.generation.sampling import UNANSWERED, fail, is_finished
 from slime_core.plugins.lifecycle import Hooks
-from slime_core.prompts.row_checks import own_sampling
 from slime_core.rollout.engines.client import ABORT_INTERVAL_S, OVERLOADED
 from slime_core.rollout.reward_scoring import RewardDispatcher
 from slime_core.rollout.routing import ComponentRouter, RoutedComponent, component_boundary, require_samples
+from slime_core.rollout.row_checks import own_sampling
 from slime_core.types import PromptGroup, Sample, Status
 
 SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams)) - {"extra", "max_kept"}
@@ -75,7 +75,7 @@ def apply_row_sampling(
     sample: Sample, context: GenerateContext, sampling: SamplingParams
 ) -> tuple[GenerateContext, SamplingParams]:
     """Return ``context`` and ``sampling`` with the overrides of the sample's row applied; see
-    :mod:`slime_core.prompts.row_checks`.
+    :mod:`slime_core.rollout.row_checks`.
 
     ``stop_token_ids`` of the row are added to those of ``sampling``, which include the model's.
 

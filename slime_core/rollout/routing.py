@@ -13,7 +13,7 @@ from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.discovery import CORE, Plugin
 from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
-from slime_core.prompts.row_checks import Offered, refuse_unknown
+from slime_core.rollout.row_checks import Offered, refuse_unknown
 from slime_core.types import GENERATE_FUNCTION, REWARD_MODEL, Sample
 from slime_core.user_code.failures import boundary
 

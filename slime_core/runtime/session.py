@@ -40,7 +40,6 @@ from ray._raylet import (  # type: ignore[attr-defined]
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime_core.config.prompt_paths import unreadable
 from slime_core.errors import (
     ConfigError,
     ManifestMismatch,
@@ -470,12 +469,7 @@ def require_inputs(node_ids: Collection[str], paths: Sequence[Path], *, limit_s:
 
 def _missing(paths: list[str]) -> list[str]:
     # An empty folder is where a shared file system was not mounted.
-    found = {path: Path(path) for path in paths}
-    return [path for path, one in found.items() if not (any(one.iterdir()) if one.is_dir() else _is_readable(one))]
-
-
-def _is_readable(prompts: Path) -> bool:
-    return next(unreadable(prompts), None) is None  # a pattern and a slice of rows are prompts too
+    return [path for path in paths if not (any(Path(path).iterdir()) if Path(path).is_dir() else Path(path).is_file())]
 
 
 def _on_nodes(nodes: Mapping[str, str], task: Callable[[T], R], argument: T) -> list[Call[R]]:

@@ -18,11 +18,13 @@ generations, not rollouts. A *shard* (:class:`TrainBatch`) is the part of a roll
 
 from slime_core.types.rollout import GroupedRewards, Reward, RewardFailure, StepPlan, TrainBatch
 from slime_core.types.sample import (
+    BAD,
     GENERATE_FUNCTION,
     REWARD_KEY,
     REWARD_MODEL,
     REWARD_TOLERANCE,
     SAMPLING_PARAMS,
+    TOO_LONG,
     TOOLS,
     EngineColumn,
     JsonLabel,
@@ -45,12 +47,14 @@ from slime_core.types.sample import (
 )
 
 __all__ = [
+    "BAD",
     "GENERATE_FUNCTION",
     "REWARD_KEY",
     "REWARD_MODEL",
     "REWARD_TOLERANCE",
     "SAMPLING_PARAMS",
     "TOOLS",
+    "TOO_LONG",
     "EngineColumn",
     "GroupedRewards",
     "JsonLabel",

@@ -104,6 +104,9 @@ GENERATE_FUNCTION, REWARD_MODEL = "generate_function", "rm_type"
 SAMPLING_PARAMS = "sampling_params"
 """Key of a sample's metadata: sampling parameters of its row."""
 
+TOO_LONG, BAD = "too_long", "bad"
+"""Reasons for which rows of prompts are left out."""
+
 TOOLS = "tools"
 """Key of a sample's metadata: the tools for the chat template, as in THUDM's slime."""
 
@@ -192,7 +195,7 @@ class Sample:
         multimodal_inputs: kind of input, such as ``image`` -> the data row's value, for the engine.
         multimodal_train_inputs: for the model that is trained: name -> array or tensor, see :mod:`slime_core.opaque`.
         metadata: the fields of the data row; ``generate_function`` and ``rm_type`` name components of the run's plugins
-            for this row, ``reward_key`` one of the named rewards, see :mod:`slime_core.prompts.row_checks`.
+            for this row, ``reward_key`` one of the named rewards, see :mod:`slime_core.rollout.row_checks`.
         generate_function_path: slime's name for ``generate_function``, with precedence over it; the name of a
             component, never a path.
         weight_versions: the versions of the weights that produced the response, oldest first.

@@ -87,7 +87,7 @@ def test_rewards_are_what_the_samples_say(trained: Finished) -> None:
 
 
 def test_the_written_config_repeats_the_run(trained: Finished) -> None:
-    active = activate(["grpo", "models"])
+    active = activate(["datasets", "grpo", "models"])
     again = load(["--config", str(trained.folder / "config.toml")], plugin_options=active.registry.options)
     assert again.config.rollout.num_rollout == 4
     assert again.config.run.seed == 3

@@ -15,13 +15,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from slime_core.checkpoint.folder import RunState, drafted, write_state
 from slime_core.cli.main import main
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC
-from slime_core.contracts import PromptRequest
 from slime_core.errors import SlimeError
-from slime_core.prompts.numbered import Held, NumberedPrompts
 from slime_core.rollout.engines.external import discover
 from slime_testing.fake_engine import FakeEngine
 
@@ -54,8 +51,6 @@ COMMANDS = {
     "--pipeline-model-parallel-size 2",
     "a model that does not fit the memory": "check --plugin grpo --hf-checkpoint large --device cpu "
     "--rollout-max-response-len 8",
-    "a resumed run with other prompts": f"check {PROMPTS.replace('prompts', 'good')} --load checkpoints "
-    "--allow-plugin-change",
 }
 
 
@@ -87,12 +82,6 @@ def _write_files() -> None:
         config.write_text(json.dumps(json.loads(config.read_text()) | changes))
     _enlarge(Path("large/model.safetensors"))
     Path("template/chat_template.jinja").write_text("{{ messages[0].content | shout }}")
-    request = PromptRequest(Path("good.jsonl"), "prompt", "label", n_samples_per_prompt=4, shuffle=True, seed=1)
-    source = NumberedPrompts(Held(request), request)
-    source.next_groups(2)
-    with drafted(Path("checkpoints"), 2) as draft:
-        shutil.copytree(MODEL, draft / "hf")
-        write_state(draft, RunState(2, {"ledger": {}, "source": source.state(), "in_flight": []}, {}))
 
 
 def _enlarge(weights: Path) -> None:

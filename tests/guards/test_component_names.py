@@ -23,7 +23,6 @@ SHIPPED = ["grpo", "ppo", "searchr1", "models"]
 
 OTHER_MEANINGS = {
     ("config/engines.py", "random"): "a policy of sglang-router",
-    ("prompts/numbered.py", "prompts"): "key of the data source's own state",
 }
 """(file, word) -> what the word means there, where it is no component's name."""
 

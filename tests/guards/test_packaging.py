@@ -147,7 +147,7 @@ def test_the_core_declares_what_it_imports():
 def test_a_plugin_imports_what_it_or_the_core_declares(name):
     module = name.replace("-", "_")
     found = set(imports_of(PROJECTS[name].parent / "src")) - set(sys.stdlib_module_names) - {"slime_core", module}
-    distributions = {IMPORTED_AS.get(one, one) for one in found}
+    distributions = {IMPORTED_AS.get(one, one.replace("_", "-") if one.startswith("slime_") else one) for one in found}
     assert distributions - set(dependencies(CORE)) - set(dependencies(name)) - set(extras(name)) == set()
 
 

@@ -23,7 +23,7 @@ from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins import hooks
 from slime_core.provisional import FunctionSource
 
-PROMPTS = ("chat", "messages", "numbered", "requests", "row_checks", "rows", "screen")
+PROMPTS = ("chat", "messages")
 """Modules of the prompts room."""
 
 OPS = ("groups", "log_probs", "losses", "packing", "prefixes", "whitening")

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from slime_core import PromptFormat, RunView
-from slime_core.components.construction import prompt_formats
-from slime_core.plugins.activation import load_plugins
+from slime_core import RunView
 from slime_core.provisional import PromptRequest
 from slime_datasets.options import DatasetsOptions
-from slime_datasets.streams import PromptStreams
+from slime_datasets.prompt_files import PromptFiles
 
-Source = Callable[..., PromptStreams]
+Source = Callable[..., PromptFiles]
 ORDERS: list[dict[str, Any]] = [
     {},
     {"shuffle": False},
@@ -44,18 +42,13 @@ def streamed(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dict(request.param)
 
 
-@pytest.fixture(scope="session")
-def formats() -> dict[str, PromptFormat]:
-    return prompt_formats(load_plugins(), {}, RunView())
-
-
 @pytest.fixture
-def source(formats: dict[str, PromptFormat]) -> Source:
+def source() -> Source:
     """``source(path, **fields)``: prompts, from options of the plugin and fields of a request by their names."""
 
-    def make(path: Path, **fields: Any) -> PromptStreams:
+    def make(path: Path, **fields: Any) -> PromptFiles:
         options = {name: fields.pop(name) for name in DatasetsOptions.model_fields if name in fields}
-        request = PromptRequest(path, formats=formats, **{"label_key": None, **fields})
-        return PromptStreams(DatasetsOptions(**options), RunView(prompts=request))
+        request = PromptRequest(path, **{"label_key": None, **fields})
+        return PromptFiles(DatasetsOptions(**options), RunView(prompts=request))
 
     return make

@@ -16,10 +16,10 @@ from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.requests import RunFilter
-from slime_core.prompts.row_checks import RowChecks
 from slime_core.provisional import PromptRequest, SpecInfo
 from slime_core.rollout.group_generator import reset_sample
+from slime_core.rollout.prompt_filter import RunFilter
+from slime_core.rollout.row_checks import RowChecks
 from slime_core.types import LogProbs, TokenIds
 from slime_datasets.arrivals import screen_arrivals
 from slime_datasets.buffer import BufferedPrompts
@@ -252,7 +252,7 @@ async def test_a_trajectory_of_another_tokenizer_is_refused(make: Make, inbox: P
 def test_trajectories_are_checked_before_anything_starts(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", GOOD)
     write(tmp_path / "b.jsonl", GOOD, {**GOOD, "tokens": 5, "group_index": 4})
-    write(tmp_path / "c.jsonl", {**GOOD, "metadata": {"rm_type": "lenght"}})
+    write(tmp_path / "c.jsonl", {**GOOD, "reward": None, "metadata": {"rm_type": "lenght"}})
     screen_arrivals(tmp_path / "a.jsonl", Fit())
     screen_arrivals(tmp_path / "b.jsonl", Fit(), most_bytes=10)
     checks = RowChecks({"rm_type": {"length": ""}})

@@ -15,21 +15,22 @@ import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 
-from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
-from slime_core.prompts.rows import PromptRow, numbered_prompts
-from slime_core.provisional import PromptRequest
+from slime_core.provisional import PromptRequest, PromptRow
 from slime_datasets.columnar import ParquetTable
+from slime_datasets.formats import open_table
+from slime_datasets.paths import PromptPath
+from slime_datasets.rows import content_of, prompts_of
 
 ROWS = [{"prompt": f"p{n}", "label": str(n), "metadata": {"n": n}, "tools": None} for n in range(600)]
 
 
 @pytest.fixture
-def read(formats) -> Callable[..., list[PromptRow]]:
+def read() -> Callable[..., list[PromptRow]]:
     """``read(path, **fields)``: the rows of a file, of a request with these fields."""
 
     def rows(path: Path, **fields: Any) -> list[PromptRow]:
-        return [row for _, row in numbered_prompts(PromptRequest(path, formats=formats, **fields))]
+        return [row for _, row in prompts_of(PromptRequest(path, **fields))]
 
     return rows
 
@@ -189,16 +190,25 @@ def test_a_folder_of_several_splits_is_refused_with_their_names(source, tmp_path
         source(tmp_path / "split" / "train")
 
 
-def test_patterns_and_folders_take_files_of_the_formats_that_are_there(formats, tmp_path: Path) -> None:
+def test_patterns_and_folders_take_prompt_files_and_saved_data_sets(tmp_path: Path) -> None:
     written(tmp_path, "parquet")
     written(tmp_path, "saved").rename(tmp_path / "saved")
     for name in ("a.jsonl", "notes.txt"):
         (tmp_path / name).write_text("{}")
 
-    def names(path: Path, *of: Any) -> list[str]:
-        return [file.name for file in PromptPath.read(path).files(*of)]
+    def names(path: Path) -> list[str]:
+        return [file.name for file in PromptPath.read(path).files()]
 
-    assert names(tmp_path / "*", formats) == ["a.jsonl", "rows.parquet", "saved"]
-    assert names(tmp_path / "*.*", formats) == ["a.jsonl", "notes.txt", "rows.parquet"]
-    assert names(tmp_path, formats) == ["a.jsonl", "rows.parquet"]
-    assert names(tmp_path) == ["a.jsonl"]
+    assert names(tmp_path / "*") == ["a.jsonl", "rows.parquet", "saved"]
+    assert names(tmp_path / "*.*") == ["a.jsonl", "notes.txt", "rows.parquet"]
+    assert names(tmp_path) == ["a.jsonl", "rows.parquet"]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "saved"])
+def test_a_table_returns_rows_in_any_order(tmp_path: Path, form: str) -> None:
+    table = open_table(written(tmp_path, form), window=None)
+    assert (table.reaches(599), table.reaches(600), table.total()) == (True, False, 600)
+    starts = random.Random(0).choices(range(600), k=40)
+    for start in starts:
+        numbers = [int(content_of(raw)["label"]) for raw in table.read(start, start + 9)]
+        assert numbers == list(range(600))[start : start + 9]

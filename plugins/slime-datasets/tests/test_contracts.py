@@ -2,32 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-import pyarrow
-from pyarrow import parquet
-
-from slime_testing import DataSourceSuite, GenerateFunctionSuite, PromptFormatSuite
-
-
-class TestParquet(PromptFormatSuite):
-    component = "parquet"
-
-    def write(self, path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-        parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path, row_group_size=4)
-
-
-class TestSaved(PromptFormatSuite):
-    component = "state.json"
-
-    def write(self, path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-        from datasets import Dataset, disable_progress_bars
-
-        disable_progress_bars()
-        shutil.rmtree(path, ignore_errors=True)
-        Dataset.from_list(list(rows)).save_to_disk(path, num_shards=2)
+from slime_testing import DataSourceSuite, GenerateFunctionSuite
 
 
 class TestFromMessages(GenerateFunctionSuite):
@@ -47,5 +22,5 @@ class TestBuffered(DataSourceSuite):
     component = "buffered"
 
 
-class TestStreams(DataSourceSuite):
-    component = "streams"
+class TestPrompts(DataSourceSuite):
+    component = "prompts"

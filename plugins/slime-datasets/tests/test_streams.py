@@ -14,16 +14,16 @@ import pytest
 
 from slime_core import RunView
 from slime_core.errors import CheckpointError, DataError
-from slime_core.prompts.requests import RunFilter
-from slime_core.prompts.row_checks import RowChecks
-from slime_core.prompts.rows import EVERY
 from slime_core.provisional import PromptFilter, PromptRequest
+from slime_core.rollout.prompt_filter import RunFilter
+from slime_core.rollout.row_checks import RowChecks
 from slime_datasets.buffer import BufferedPrompts
-from slime_datasets.lines import IndexedLines, from_bytes, indexed, open_rows, to_bytes
+from slime_datasets.lines import EVERY, LineTable, from_bytes, indexed, to_bytes
 from slime_datasets.mixed import shares, spread
 from slime_datasets.options import DatasetsOptions
 from slime_datasets.orders import Feistel, Windows
-from slime_datasets.streams import PromptStreams
+from slime_datasets.prompt_files import PromptFiles
+from slime_datasets.tables import Rows
 
 
 @pytest.fixture
@@ -43,11 +43,11 @@ def write(path: Path, names: list[str]) -> Path:
     return path
 
 
-def next_prompts(prompts: PromptStreams, n: int) -> list[Any]:
+def next_prompts(prompts: PromptFiles, n: int) -> list[Any]:
     return [group[0].prompt for group in prompts.next_groups(n)]
 
 
-def stored(prompts: PromptStreams) -> dict[str, Any]:
+def stored(prompts: PromptFiles) -> dict[str, Any]:
     """The state as a checkpoint holds it."""
     state: dict[str, Any] = json.loads(json.dumps(prompts.state()))
     return state
@@ -95,7 +95,7 @@ def test_the_index_finds_every_line(tmp_path: Path, lines: int, end: str, monkey
     monkeypatch.setattr("slime_datasets.lines.BLOCK", 1000)
     path = tmp_path / "lines.jsonl"
     path.write_text("\n".join(f'{{"n": {n}}}' for n in range(lines)) + (end if lines else ""))
-    table = IndexedLines(path)
+    table = LineTable(path)
     content = [f'{{"n": {n}}}'.encode() for n in range(lines)]
     assert table.total() == lines
     assert [raw.content.strip() for raw in table.read(0, lines)] == content
@@ -106,9 +106,10 @@ def test_the_index_finds_every_line(tmp_path: Path, lines: int, end: str, monkey
 
 def test_a_start_in_order_reads_the_beginning_of_a_file_only(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n" * 700)
-    rows = open_rows(tmp_path / "rows.jsonl", {})
+    table = LineTable(tmp_path / "rows.jsonl")
+    rows = Rows([table])
     assert rows.reaches(0)
-    assert rows.tables[0].index.frontier[0] == EVERY
+    assert table.index.frontier[0] == EVERY
 
 
 def test_the_index_is_built_once_and_again_for_a_file_that_changed(source, messy, cache, monkeypatch) -> None:

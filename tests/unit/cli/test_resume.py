@@ -17,23 +17,14 @@ from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_st
 from slime_core.cli.main import main
 from slime_core.cli.run import check_plugins
 from slime_core.config.schema import ARITHMETIC
-from slime_core.contracts import PromptRequest
 from slime_core.errors import CheckpointError, ManifestMismatch
 from slime_core.plugins.activation import ActivePlugins, Offered, activate
 from slime_core.plugins.discovery import Source
 from slime_core.plugins.manifest import Manifest, ManifestEntry
 from slime_core.plugins.registry import Registry
-from slime_core.prompts.numbered import Held, NumberedPrompts
 
 SETTINGS = ("--plugin", "grpo", "--device", "cpu", "--num-rollout", "4", "--n-samples-per-prompt", "8")
 ROWS = "".join(json.dumps({"step": step, "train/loss": 0.5}) + "\n" for step in range(3))
-
-
-def place(prompts: Path, *, size: int = 8, seed: int = 1234) -> dict[str, Any]:
-    request = PromptRequest(prompts, "prompt", "label", n_samples_per_prompt=size, shuffle=True, seed=seed)
-    source = NumberedPrompts(Held(request), request)
-    source.next_groups(4)
-    return source.state()
 
 
 @pytest.fixture
@@ -64,7 +55,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[Any]) -> Pat
     for step in (2, 3):
         with drafted(tmp_path / "r" / "checkpoints", step) as draft:
             shutil.copytree(ARITHMETIC / "model", draft / "hf")
-            cursor = {"ledger": {}, "source": place(prompts), "in_flight": []}
+            cursor = {"ledger": {}, "source": {}, "in_flight": []}
             write_state(draft, RunState(step, cursor, json.loads((tmp_path / "r" / "plugins.json").read_text())))
     (tmp_path / "r" / "metrics.jsonl").write_text(ROWS)
     return tmp_path / "r"
@@ -77,42 +68,13 @@ def content(folder: Path) -> Mapping[str, str]:
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(names.items())}
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("run", ("--n-samples-per-prompt", "4")),
-        ("check", ("--seed", "4")),
-        ("run", ("--no-rollout-shuffle",)),
-        ("run", ("--load", "r/checkpoints/step-000002", "--seed", "4")),
-    ],
-    ids=lambda words: " ".join(words) if isinstance(words, tuple) else words,
-)
-def test_a_resume_whose_place_in_the_data_would_mean_other_prompts_changes_nothing(
-    run: Path, seen: list[Any], capsys: pytest.CaptureFixture[str], command: str, words: tuple[str, ...]
-) -> None:
-    before = content(run)
-    assert main([command, *(() if "--load" in words else ("--load", "r")), *words]) == 2
-    errors = capsys.readouterr().err
-    assert words[-2 if words[-1] == "4" else -1].replace("--no-", "--") in errors
-    assert "Traceback" not in errors
-    assert content(run) == before
-    assert seen == []
-    assert main(["run", "--load", "r"]) == 0
-    assert seen == [3]
-
-
 @pytest.mark.parametrize("command", ["run", "check"])
-def test_other_prompts_and_another_model_are_refused_too(
-    run: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "other.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n' * 64)
+def test_another_model_is_refused(run: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(ARITHMETIC / "model", tmp_path / "model")
     wide = json.loads((tmp_path / "model" / "config.json").read_text())
     wide["num_hidden_layers"] += 1
     (tmp_path / "model" / "config.json").write_text(json.dumps(wide))
     before = content(run)
-    assert main([command, "--load", "r", "--prompt-data", "other.jsonl"]) == 2
-    assert "other.jsonl" in capsys.readouterr().err
     assert main([command, "--load", "r", "--hf-checkpoint", "model"]) == 2
     assert "num_hidden_layers" in capsys.readouterr().err
     assert content(run) == before
@@ -243,7 +205,7 @@ def slime_register(add):
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run with a plugin that is no longer installed and has options, and with one that is."""
     run = tmp_path / "old"
-    now = activate(["grpo", "offpolicy"], architecture="Qwen3ForCausalLM").manifest
+    now = activate(["datasets", "grpo", "offpolicy"], architecture="Qwen3ForCausalLM").manifest
     manifest = Manifest((*now.entries, GONE))
     with drafted(run / "checkpoints", 2) as draft:
         write_state(draft, RunState(2, plugins=json.loads(manifest.to_json())))

@@ -68,7 +68,7 @@ def test_every_used_component_is_named_with_what_chose_it(acme: Acme) -> None:
     assert [entry[:3] for entry in entries] == [
         (Kind.GENERATE_FUNCTION, "single_turn", "core"),
         (Kind.REWARD_MODEL, "length", "acme"),
-        (Kind.DATA_SOURCE, "prompts", "core"),
+        (Kind.DATA_SOURCE, "prompts", "datasets"),
         (Kind.ADVANTAGE_ESTIMATOR, "flat", "acme"),
         (Kind.TRACKER, "log", "acme"),
         (Kind.POLICY_LOSS, "steep", "acme"),
@@ -79,7 +79,7 @@ def test_every_used_component_is_named_with_what_chose_it(acme: Acme) -> None:
 
 
 def test_an_evaluation_uses_no_estimator_and_the_architecture_chooses_the_model_spec() -> None:
-    registry = activate(["grpo"], architecture="Qwen3ForCausalLM").registry
+    registry = activate(["datasets", "grpo"], architecture="Qwen3ForCausalLM").registry
     run = config("--advantage-estimator", "grpo")
     evaluated = {entry.kind for entry in selected(run, registry, trains=False, architecture="Qwen3ForCausalLM")}
     assert evaluated == {Kind.GENERATE_FUNCTION, Kind.REWARD_MODEL}
@@ -135,7 +135,7 @@ def test_targets_of_the_core_are_not_imported(monkeypatch: pytest.MonkeyPatch) -
     names: list[str] = []
     monkeypatch.setattr(selection, "load", lambda registry, kind, name: names.append(name))
     check(activated("grpo"), config("--advantage-estimator", "grpo"), heavy=True)
-    assert names == ["grpo:grpo"]
+    assert names == ["datasets:prompts", "grpo:grpo"]
 
 
 # --- Policy losses ----------------------------------------------------------------------------------------------------

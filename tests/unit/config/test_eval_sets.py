@@ -93,10 +93,6 @@ def test_sets_that_cannot_be_measured_are_refused(
     assert "sk-1234" not in mistake.message
 
 
-def test_a_set_without_its_file_is_refused(folder: Path) -> None:
-    blames(broken("", "--eval-datasets", "name='a', path='missing.jsonl'"), "eval_prompt_data", " a: ", "missing.jsonl")
-
-
 @pytest.mark.parametrize("second", ["--eval-datasets name='a',path='gpqa.jsonl'", "--eval-prompt-data a gpqa.jsonl"])
 def test_names_differ_over_both_kinds_of_sets(second: str, folder: Path) -> None:
     config = load(["--eval-prompt-data", "a", "aime.jsonl", *second.split()], check_rules=False).config

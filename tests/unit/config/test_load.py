@@ -132,7 +132,7 @@ def test_a_peek_says_what_flags_file_and_presets_use_of_plugins(tmp_path: Path) 
         ("correction", "tis", "--corrections"),
         ("reward_model", "math", "rm_type (file run.toml:2)"),
         ("advantage_estimator", "flat", "advantage_estimator (preset of plugin toy)"),
-        ("prompt_format", "parquet", "--eval-prompt-data"),
+        ("data_source", "prompts", "--eval-prompt-data"),
     }
 
 

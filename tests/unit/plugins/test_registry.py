@@ -238,7 +238,7 @@ def test_a_file_and_a_module_offer_what_they_define(site: Site) -> None:
     registry = activated(site.file("mine", code), "lab_p.plugin")
     assert load(registry, Kind.REWARD_MODEL, "mine").__name__ == "Mine"
     assert registry.owner(Kind.REWARD_MODEL, "other").name == "lab_p_plugin"
-    assert [plugin.name for plugin in registry.plugins] == ["core", "mine", "lab_p_plugin"]
+    assert [plugin.name for plugin in registry.plugins] == ["core", "datasets", "mine", "lab_p_plugin"]
 
 
 def test_an_entry_point_may_name_an_object(site: Site) -> None:

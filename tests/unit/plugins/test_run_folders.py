@@ -100,7 +100,7 @@ def test_no_command_imports_it(
 
 def test_installed_plugins_need_no_flags(settings: Settings) -> None:
     settings('[run]\nplugins = ["grpo"]\n')
-    assert list(resolve(["--load", "run"])[1].registry.loaded) == ["core", "models", "grpo"]
+    assert list(resolve(["--load", "run"])[1].registry.loaded) == ["core", "datasets", "models", "grpo"]
 
 
 def test_other_plugins_on_the_command_line_replace_those_of_the_folder(settings: Settings, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def make_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
             algorithm=AlgorithmConfig(advantage_estimator=estimator),
             **{"eval": EvalConfig(eval_prompt_data=(("sums", data),), eval_max_response_len=5), **sections},
         ).with_plugins(provided or PluginSettings())
-        active = activate(["grpo", "ppo", *map(str, plugins)])
+        active = activate(["datasets", "grpo", "ppo", *map(str, plugins)])
         settings = SamplerSettings(
             config, FOLDER, data, url, num_ranks=num_ranks, samples_folder=tmp_path / "samples", num_engines=3
         )

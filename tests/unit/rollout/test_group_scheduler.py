@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.rollout import PromptFiles
 from slime_core.config.sampling import RolloutConfig
 from slime_core.contracts import PromptRequest
 from slime_core.errors import PluginError, RunError
@@ -20,6 +19,8 @@ from slime_core.rollout.group_scheduler import GroupScheduler, RequeueBuffer
 from slime_core.rollout.routing import RoutedComponent
 from slime_core.track.ledger import Journal
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds
+from slime_datasets.options import DatasetsOptions
+from slime_datasets.prompt_files import PromptFiles
 
 TURNS = 5
 """Turns of the event loop after which every task that can run has run."""
@@ -81,7 +82,7 @@ def make(tmp_path: Path) -> Make:
     path.write_text("".join(f'{{"prompt": "{one}", "label": "x", "metadata": {{}}}}\n' for one in range(5)))
 
     def built(batch: int = 2, **settings: Any) -> tuple[GroupScheduler, Engines]:
-        engines, source = Engines(), PromptFiles(RunView(prompts=PromptRequest(path, shuffle=False)))
+        engines, source = Engines(), PromptFiles(DatasetsOptions(), RunView(prompts=PromptRequest(path, shuffle=False)))
         prompts = RequeueBuffer(RoutedComponent("mine", source), Journal(None))
         return GroupScheduler(prompts, engines, RolloutConfig(rollout_batch_size=batch, **settings)), engines
 

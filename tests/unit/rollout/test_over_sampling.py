@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.rollout import PromptFiles
 from slime_core.config.sampling import RolloutConfig
 from slime_core.contracts import PromptRequest
 from slime_core.errors import RunError
@@ -23,6 +22,8 @@ from slime_core.rollout.routing import RoutedComponent
 from slime_core.track.ledger import Journal, PendingGroups, PromptLedger, Recount
 from slime_core.track.record import SampleWriter
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds
+from slime_datasets.options import DatasetsOptions
+from slime_datasets.prompt_files import PromptFiles
 
 
 class Engines:
@@ -70,7 +71,9 @@ def start(tmp_path: Path):
     ) -> tuple[GroupScheduler, RequeueBuffer, PromptLedger]:
         ledger = PromptLedger(tmp_path)
         supply = RequeueBuffer(
-            RoutedComponent("mine", PromptFiles(RunView(prompts=PromptRequest(path)))), ledger.journal, holds=holds
+            RoutedComponent("mine", PromptFiles(DatasetsOptions(), RunView(prompts=PromptRequest(path)))),
+            ledger.journal,
+            holds=holds,
         )
         config = RolloutConfig(rollout_batch_size=2, **{"over_sampling_batch_size": 4, **settings})
         return GroupScheduler(supply, engines, config), supply, ledger
@@ -147,7 +150,9 @@ def supply(tmp_path: Path):
     def make(*, holds: bool = True) -> RequeueBuffer:
         request = PromptRequest(path, n_samples_per_prompt=2, shuffle=False)
         return RequeueBuffer(
-            RoutedComponent("mine", PromptFiles(RunView(prompts=request))), Journal(tmp_path), holds=holds
+            RoutedComponent("mine", PromptFiles(DatasetsOptions(), RunView(prompts=request))),
+            Journal(tmp_path),
+            holds=holds,
         )
 
     return make

@@ -98,7 +98,7 @@ def cases(draw: Any) -> Case:
 
 @cache
 def registry() -> Registry:
-    return activate(["grpo"]).registry
+    return activate(["datasets", "grpo"]).registry
 
 
 def log_prob(token: int, version: int) -> float:

@@ -49,12 +49,11 @@ def slime_check(plan: RunPlan) -> Iterator[str]:
 
 
 def _writes_tools(settings: Mapping[str, JsonValue]) -> bool:
-    from slime_core.prompts.screen import writes_tools
+    from slime_core.prompts.chat import writes_tools
 
-    folder = settings.get("hf_checkpoint")
-    return writes_tools(
-        Path(str(folder)) if folder else None, json.loads(str(settings.get("apply_chat_template_kwargs") or "{}"))
-    )
+    folder = settings.get("hf_checkpoint")  # None: the model of the demo, whose template writes tools
+    arguments = json.loads(str(settings.get("apply_chat_template_kwargs") or "{}"))
+    return folder is None or writes_tools(Path(str(folder)), arguments)
 
 
 _TURN_ON = "set apply_chat_template (--apply-chat-template)"

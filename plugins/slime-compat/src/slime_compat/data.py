@@ -23,9 +23,10 @@ from slime_compat.views import as_in_slime, originals, render, restore
 from slime_core import DataSource, RunView
 from slime_core.errors import PluginError
 from slime_core.generation import Encoder
-from slime_core.prompts.numbered import Held, NumberedPrompts, requested
-from slime_core.provisional import PromptRequest
+from slime_core.provisional import PromptRequest, PromptScreen
 from slime_core.types import Prompt, PromptGroup, Sample
+from slime_datasets.numbered import InMemory, NumberedPrompts, requested
+from slime_datasets.screen import screen_paths
 
 __all__ = [
     "BufferedDataSource",
@@ -104,7 +105,7 @@ class BufferedDataSource:
         args = given[-1]
         self.args = args
         self.dataset = given[0] if len(given) > 1 else None
-        self.prompts = NumberedPrompts(Held(args.prompt_request), args.prompt_request)
+        self.prompts = NumberedPrompts(InMemory(args.prompt_request), args.prompt_request)
         self.buffer: list[PromptGroup] = []
 
     def buffer_filter(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
@@ -162,6 +163,13 @@ class BufferedSource:
         arguments = _arguments(options, requested(run))
         setattr(arguments, CHOOSE, _chooser(options))
         self._source = BufferedDataSource(arguments)
+
+    @classmethod
+    def screen(cls, options: PathOptions, run: RunView, screen: PromptScreen) -> list[str]:
+        """See :class:`~slime_core.DataSource`."""
+        del options
+        request = requested(run)
+        return screen_paths([request.path], request, screen) if screen.setting else []
 
     def next_groups(self, n: int) -> list[PromptGroup]:
         """Return the next ``n`` groups."""
@@ -306,7 +314,7 @@ class PathSource:
 
     def _dataset(self) -> PromptSamples:
         request = replace(self._request, n_samples_per_prompt=1, shuffle=False)
-        prompts = NumberedPrompts(Held(request), request)
+        prompts = NumberedPrompts(InMemory(request), request)
         # Without indices: indices belong to the groups of the run, and a prompt is used again in each epoch.
         groups = prompts.next_groups(len(prompts))
         samples = [replace(group[0], group_index=None, index=None) for group in groups]

@@ -51,7 +51,7 @@ def slime_register(add: Registration) -> None:
     )
     add.reward_model("custom_rm_path", "slime_compat.reward:PathReward", scope="group")
     add.data_source("data_source_path", "slime_compat.data:PathSource")
-    add.data_source("buffer_filter_path", "slime_compat.data:BufferedSource", reads_prompt_files=True)
+    add.data_source("buffer_filter_path", "slime_compat.data:BufferedSource")
     add.rollout_source("rollout_function_path", "slime_compat.rollout:PathRollouts")
     add.sample_transform("dynamic_sampling_filter_path", "slime_compat.filters:PathGroupFilter", scope="group")
     add.sample_transform("rollout_sample_filter_path", "slime_compat.filters:PathRolloutFilter", scope="rollout")

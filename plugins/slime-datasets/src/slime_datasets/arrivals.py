@@ -18,13 +18,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from slime_core import RawRow, RunView
+from slime_core import RunView
 from slime_core.errors import DataError
-from slime_core.prompts.numbered import BAD, report_left_out
-from slime_core.prompts.rows import LineTable, content_of
 from slime_core.provisional import PromptRequest
-from slime_core.types import PromptGroup
-from slime_datasets.lines import Joined
+from slime_core.types import BAD, PromptGroup
+from slime_datasets.lines import LineTable
+from slime_datasets.numbered import report_left_out
+from slime_datasets.rows import content_of
+from slime_datasets.tables import Row, Rows
 from slime_datasets.trajectories import Fit, read_trajectories
 
 __all__ = ["Arrivals", "screen_arrivals"]
@@ -68,7 +69,7 @@ class Arrivals:
 
     def _of_file(self, file: Path) -> list[PromptGroup]:
         groups = []
-        for lines in _groups(Joined([LineTable(file)]).read(0)):
+        for lines in _groups(Rows([LineTable(file)]).read()):
             try:
                 groups.append(self._numbered(read_trajectories(lines, self._fit)))
             except DataError as mistake:
@@ -81,7 +82,7 @@ class Arrivals:
         """Return the group under new indices, below 0, because the indices of prompts start at 0."""
         self._groups += 1
         first = -self._groups * len(group)
-        return [replace(one, group_index=-self._groups, index=first + place) for place, one in enumerate(group)]
+        return [replace(sample, group_index=-self._groups, index=first + place) for place, sample in enumerate(group)]
 
 
 def screen_arrivals(path: Path, fit: Fit, *, most_bytes: int = MOST_BYTES) -> None:
@@ -91,7 +92,7 @@ def screen_arrivals(path: Path, fit: Fit, *, most_bytes: int = MOST_BYTES) -> No
         DataError: a line is not a finished sample, or a group has another size; names file and line.
     """
     for file in _files(path):
-        for lines in _groups(Joined([LineTable(file)]).read(0)):
+        for lines in _groups(Rows([LineTable(file)]).read()):
             if most_bytes <= 0:
                 return
             most_bytes -= sum(len(raw.content) for raw in lines)
@@ -102,16 +103,16 @@ def _files(path: Path) -> list[Path]:
     """Return the named file, or the files of a folder whose names mark them as complete."""
     if path.is_file():
         return [path]
-    return [file for file in sorted(path.glob("*.jsonl")) if not file.name.startswith((".", "_"))]
+    return [file for file in sorted(path.glob("*.jsonl")) if file.is_file() and not file.name.startswith((".", "_"))]
 
 
-def _groups(rows: Iterable[RawRow]) -> Iterator[list[RawRow]]:
+def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Yield adjacent lines with one ``group_index``."""
     for _, lines in groupby((raw for raw in rows if not raw.is_blank), key=_group_of):
         yield list(lines)
 
 
-def _group_of(raw: RawRow) -> tuple[str, Any]:
+def _group_of(raw: Row) -> tuple[str, Any]:
     """Return the key of the line's group; a line that is invalid or has no ``group_index`` is a group of its own."""
     try:
         number = content_of(raw).get("group_index")

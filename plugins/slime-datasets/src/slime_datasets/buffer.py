@@ -9,12 +9,12 @@ from typing import Any
 
 from slime_core import RunView
 from slime_core.errors import CheckpointError
-from slime_core.prompts.numbered import requested
 from slime_core.provisional import PromptScreen
 from slime_core.types import PromptGroup, Sample
 from slime_datasets.arrivals import Arrivals, screen_arrivals
+from slime_datasets.numbered import requested
 from slime_datasets.options import DatasetsOptions
-from slime_datasets.streams import PromptStreams, screen_prompts
+from slime_datasets.prompt_files import PromptFiles, screen_prompts
 from slime_datasets.trajectories import Fit
 
 __all__ = ["FILTERS", "BufferedPrompts"]
@@ -34,13 +34,13 @@ class BufferedPrompts:
     def __init__(self, options: DatasetsOptions, run: RunView) -> None:
         self._options = options
         self._reward_key = run.reward_key
-        self._prompts = PromptStreams(options, run)
+        self._prompts = PromptFiles(options, run)
         self._arrivals = Arrivals(options.buffer_data, requested(run), run)
         self._buffer: list[PromptGroup] = []
 
     @classmethod
-    def screen(cls, options: DatasetsOptions, run: RunView, prompts: PromptScreen) -> list[str]:
-        """See :class:`~slime_core.provisional.ScreenedDataSource`; also checks the trajectories that exist already.
+    def screen(cls, options: DatasetsOptions, run: RunView, screen: PromptScreen) -> list[str]:
+        """See :class:`~slime_core.DataSource`; also checks the trajectories that exist already.
 
         Raises:
             DataError: a prompt or a trajectory is invalid; names file and line.
@@ -48,7 +48,7 @@ class BufferedPrompts:
         request = requested(run)
         if options.buffer_data is not None and not request.skips_bad:
             screen_arrivals(options.buffer_data, Fit.of(request, run))
-        return screen_prompts(options, request, prompts)
+        return screen_prompts(options, request, screen)
 
     def __len__(self) -> int:
         return len(self._prompts)

@@ -17,10 +17,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from slime_core import RawRow
 from slime_core.errors import DataError
-from slime_core.prompts.rows import Sizes, stamp_of
 from slime_datasets.lines import cache_folder, key_of
+from slime_datasets.tables import Row, Sizes, stamp_of
 
 __all__ = ["BATCH", "ArrowTable", "ParquetTable"]
 
@@ -51,23 +50,31 @@ class _Counted:
         self._starts: list[int] = [0, *accumulate(sizes)]
 
     def reaches(self, row: int) -> bool:
-        """See :class:`~slime_core.PromptTable`."""
+        """See :class:`~slime_datasets.tables.Table`."""
         return row < self._starts[-1]
 
     def total(self) -> int:
-        """See :class:`~slime_core.PromptTable`; the number comes from the file's metadata."""
+        """See :class:`~slime_datasets.tables.Table`; the number comes from the file's metadata."""
         return self._starts[-1]
 
-    def read(self, start: int, stop: int) -> Iterator[RawRow]:
-        """See :class:`~slime_core.PromptTable`."""
+    def read(self, start: int, stop: int) -> Iterator[Row]:
+        """See :class:`~slime_datasets.tables.Table`."""
         self._bytes.check()
         for row in range(start, min(stop, self._starts[-1])):
             part = bisect_right(self._starts, row) - 1
-            yield RawRow(self.path, row + 1, self._row(part, row - self._starts[part]))
+            yield Row(self.path, row + 1, self._row(part, row - self._starts[part]))
 
     def stamp(self) -> str:
-        """See :class:`~slime_core.PromptTable`."""
+        """See :class:`~slime_datasets.tables.Table`."""
         return stamp_of(self.path)
+
+    def locate(self, row: int) -> list[int]:
+        """See :class:`~slime_datasets.tables.Table`: every row is found by its number."""
+        del row
+        return []
+
+    def skip_to(self, place: Sequence[int]) -> None:
+        """See :class:`~slime_datasets.tables.Table`; does nothing."""
 
     def _row(self, part: int, row: int) -> dict[str, Any]:
         """Return row ``row`` of part ``part``."""
@@ -88,8 +95,6 @@ class ParquetTable(_Counted):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if not path.is_file() and path.exists():  # opening a FIFO would block
-            raise DataError(f"{path} is not a regular file; name a Parquet file")
         try:
             self._file = pq.ParquetFile(path, buffer_size=BUFFER)
             groups = self._file.metadata
@@ -194,7 +199,7 @@ class ArrowTable(_Counted):
         return _Copied(path)
 
     def stamp(self) -> str:
-        """See :class:`~slime_core.PromptTable`."""
+        """See :class:`~slime_datasets.tables.Table`."""
         return "+".join(map(stamp_of, self._files))
 
     def _row(self, part: int, row: int) -> dict[str, Any]:

@@ -1,49 +1,51 @@
-"""The prompt formats: Parquet files, and folders that the datasets library saved."""
+"""Opens the files that a path of prompts names, each by its format."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from slime_core import PromptTable
 from slime_core.errors import DataError
 from slime_datasets.columnar import ArrowTable, ParquetTable
+from slime_datasets.lines import LineTable
+from slime_datasets.paths import PromptPath, format_of
+from slime_datasets.tables import Rows, Table
 
-__all__ = ["Parquet", "SavedDataset", "SavedSplits"]
+__all__ = ["open_rows", "open_table"]
 
 
-class Parquet:
-    """Parquet files.
+def open_rows(path: Path, *, window: int | None = 0) -> Rows:
+    """Open the rows that ``path`` names (:mod:`slime_datasets.paths`).
 
-    To read one row, the batch around it is decoded. For random order, the file is first copied to Arrow's format in the
-    cache folder, once.
+    Arguments:
+        window: largest distance from file order in which rows are read. 0: in file order; N: in any order among N
+            neighbours, then among the next N; None: in any order among all.
+
+    Raises:
+        DataError: there are no such files, or one cannot be read.
     """
-
-    def open(self, path: Path, *, window: int | None) -> PromptTable:
-        """See :class:`~slime_core.PromptFormat`."""
-        return ArrowTable.copied(path) if window is None else ParquetTable(path, window=window)
-
-
-class SavedDataset:
-    """Folders with one split of a data set, as ``Dataset.save_to_disk`` of the datasets library writes them."""
-
-    def open(self, path: Path, *, window: int | None) -> PromptTable:
-        """See :class:`~slime_core.PromptFormat`; random order is as fast as file order, so ``window`` is unused."""
-        del window
-        return ArrowTable.saved(path)
+    slice_ = PromptPath.read(path)
+    tables = [open_table(file, window=window) for file in slice_.files()]
+    return Rows(tables, start=slice_.start, stop=slice_.stop)
 
 
-class SavedSplits:
-    """Folders of ``DatasetDict.save_to_disk``: refused with a message that names the splits."""
+def open_table(path: Path, *, window: int | None = 0) -> Table:
+    """Open a prompt file, or a folder that the datasets library saved; reads as little as possible.
 
-    def open(self, path: Path, *, window: int | None) -> PromptTable:
-        """Raise an error that names the splits.
+    A Parquet file that is read in random order (``window`` None) is first copied to Arrow's format in the cache folder,
+    once.
 
-        Raises:
-            DataError: always.
-        """
-        del window
-        splits = sorted(each.name for each in path.iterdir() if (each / "state.json").is_file())
-        raise DataError(
-            f"{path} holds a data set of several splits, {', '.join(splits) or 'none of which is there'}; name one, "
-            f"such as {path / (splits or ['train'])[0]}"
-        )
+    Raises:
+        DataError: it cannot be read.
+    """
+    match format_of(path):
+        case "parquet":
+            return ArrowTable.copied(path) if window is None else ParquetTable(path, window=window)
+        case "state.json":
+            return ArrowTable.saved(path)
+        case "dataset_dict.json":
+            splits = sorted(split.name for split in path.iterdir() if (split / "state.json").is_file())
+            raise DataError(
+                f"{path} holds a data set of the splits {', '.join(splits)}; name one, such as "
+                f"{path / (splits or ['train'])[0]}"
+            )
+    return LineTable(path)

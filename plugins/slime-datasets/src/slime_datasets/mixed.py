@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core.errors import DataError
-from slime_core.prompts.numbered import Stream
-from slime_core.prompts.rows import PromptRow
+from slime_core.provisional import PromptRow
+from slime_datasets.numbered import Stream
 
 __all__ = ["Mixed", "shares", "spread"]
 

@@ -35,11 +35,11 @@ class DatasetsOptions(PluginOptions):
         tuple[tuple[Path, Weight], ...],
         Flag("--prompt-mix", section=SECTION),
         NamesPrompts(),
-        UsedBy("streams", "buffered"),
+        UsedBy("prompts", "buffered"),
         Conflicts("prompt_data"),
     ] = ()
     """A weighted mix of prompt files in place of prompt_data: a.jsonl 0.7 b.parquet 0.3. Empty: prompt_data alone."""
-    streaming_data: Annotated[bool, Flag("--streaming-data", section=SECTION), UsedBy("streams", "buffered")] = False
+    streaming_data: Annotated[bool, Flag("--streaming-data", section=SECTION), UsedBy("prompts", "buffered")] = False
     """Read prompts as they are needed: large files start at once and need no memory. False: load them into memory."""
     shuffle_window: Annotated[
         Count | None,

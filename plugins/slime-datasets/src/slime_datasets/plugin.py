@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from slime_core import Registration, RunPlan, hookimpl
 from slime_core.errors import DataError
-from slime_core.provisional import DerivedSetting
 
 if TYPE_CHECKING:
     from slime_datasets.options import DatasetsOptions
@@ -19,10 +18,7 @@ __all__: list[str] = []
 @hookimpl
 def slime_register(add: Registration) -> None:
     add.options("slime_datasets.options:DatasetsOptions")
-    add.prompt_format("parquet", "slime_datasets.formats:Parquet")
-    add.prompt_format("state.json", "slime_datasets.formats:SavedDataset")
-    add.prompt_format("dataset_dict.json", "slime_datasets.formats:SavedSplits")
-    add.data_source("streams", "slime_datasets.streams:PromptStreams")
+    add.data_source("prompts", "slime_datasets.prompt_files:PromptFiles")
     add.data_source("buffered", "slime_datasets.buffer:BufferedPrompts")
     add.generate_function(
         "from_messages", "slime_datasets.conversations:FromMessages", scope="group", samples_from_engine=False
@@ -33,47 +29,23 @@ def slime_register(add: Registration) -> None:
 
 
 @hookimpl
-def slime_settings(options: DatasetsOptions) -> Iterator[DerivedSetting]:
-    for option, is_set in (("prompt_mix", options.prompt_mix), ("streaming_data", options.streaming_data)):
-        if is_set:  # data_source is kept if the run names one: buffered reads these settings too
-            yield DerivedSetting("data_source", "streams", option=option, given="keep")
-
-
-@hookimpl
 def slime_check(plan: RunPlan, options: DatasetsOptions, trains: bool) -> Iterator[str]:
     if trains:  # an evaluation has its own prompts and no buffer
-        yield from _prompts(plan, options)
+        yield from _mix(options)
         yield from _buffer(plan, options)
 
 
-def _prompts(plan: RunPlan, options: DatasetsOptions) -> Iterator[str]:
-    from slime_core.prompts.rows import unreadable
+def _mix(options: DatasetsOptions) -> Iterator[str]:
     from slime_datasets.mixed import shares
 
     for path, times in Counter(path for path, _ in options.prompt_mix).items():
         if times > 1:
-            yield (
-                f"prompt_mix names {path} {times} times, and a batch would repeat its prompts; name it once, with the "
-                "sum of its weights"
-            )
-        if _generates(plan):
-            yield from (f"prompt_mix: {problem}" for problem in unreadable(path))
+            yield f"prompt_mix names {path} {times} times; name it once, with the sum of its weights"
     if options.prompt_mix:
         try:
             shares([weight for _, weight in options.prompt_mix])
         except DataError as problem:
             yield str(problem)
-    source = str(plan.settings.get("data_source"))
-    names = [name for name in ("prompt_mix", "streaming_data") if getattr(options, name)]
-    if names and plan.settings.get(source) is not None:  # the setting of a function by path has its source's name
-        yield (
-            f"{' and '.join(names)}: {source} = {plan.settings[source]} loads --prompt-data into memory. Leave one of "
-            "the two out"
-        )
-
-
-def _generates(plan: RunPlan) -> bool:
-    return not plan.settings.get("debug_train_only") and plan.settings.get("load_debug_rollout_data") is None
 
 
 def _buffer(plan: RunPlan, options: DatasetsOptions) -> Iterator[str]:

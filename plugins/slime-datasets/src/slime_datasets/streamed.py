@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core.errors import DataError
-from slime_core.prompts.numbered import BAD, EMPTY, TOO_LONG, nothing_left, report_left_out, select_short
-from slime_core.prompts.rows import PromptRow, no_rows, prompt_of
-from slime_core.provisional import PromptRequest
-from slime_datasets.lines import open_rows
+from slime_core.provisional import PromptRequest, PromptRow
+from slime_core.types import BAD, TOO_LONG
+from slime_datasets.formats import open_rows
+from slime_datasets.numbered import EMPTY, nothing_left, report_left_out, select_short
 from slime_datasets.orders import Feistel, Windows
+from slime_datasets.rows import no_rows, prompt_of
 
 __all__ = ["Streamed"]
 
@@ -38,7 +39,7 @@ class Streamed:
     def __init__(self, request: PromptRequest, *, window: int | None = None) -> None:
         self._request = request
         self._window = window
-        self._rows = open_rows(request.path, request.formats, window=window if request.shuffle else 0)
+        self._rows = open_rows(request.path, window=window if request.shuffle else 0)
         self._size = self._rows.total() if request.shuffle and window is None else None
         self._seen = 0
         """Number of places examined so far."""
@@ -86,7 +87,7 @@ class Streamed:
         places = sorted(place for places in self._out.values() for place in places)
         self._gone = [place - before for before, place in enumerate(places)]
         self._size = state["rows"] if self._size is None else self._size
-        self._rows.know(state["known"])
+        self._rows.restore(state["known"])
         for reason, places in self._out.items():
             report_left_out(self._request, reason, len([place for place in places if self._is_first(place)]))
 
@@ -99,7 +100,6 @@ class Streamed:
         rows: dict[int, PromptRow] = {}
         out: dict[int, str] = {}
         bad: dict[int, str] = {}
-        names = []
         for place in range(self._seen, self._seen + count):
             raw = self._rows.row(self._row(place))
             try:
@@ -107,12 +107,11 @@ class Streamed:
                     out[place] = EMPTY
                     continue
                 rows[place] = prompt_of(raw, self._request)
-                names.append(raw.place)
             except DataError as mistake:
                 if not self._request.skips_bad:
                     raise
                 out[place], bad[place] = BAD, str(mistake)
-        keeps = select_short(self._request, list(rows.values()), names)
+        keeps = select_short(self._request, list(rows.values()))
         out |= {place: TOO_LONG for place, is_kept in zip(rows, keeps, strict=True) if not is_kept}
         self._ready |= {place: row for place, row in rows.items() if place not in out}
         self._seen += count

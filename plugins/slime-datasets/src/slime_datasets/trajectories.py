@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from slime_core import RawRow, RunView
+from slime_core import RunView
 from slime_core.errors import DataError
-from slime_core.prompts.rows import content_of, fields_of, is_chat
 from slime_core.provisional import PromptFilter, PromptRequest
 from slime_core.types import GENERATE_FUNCTION, SAMPLING_PARAMS, LogProbs, PromptGroup, Sample, SpecInfo, Status
+from slime_datasets.rows import content_of, is_chat, names_in
+from slime_datasets.tables import Row
 
 __all__ = ["GIVEN", "Fit", "read_trajectories"]
 
@@ -55,7 +56,7 @@ class Fit:
         return cls(size=size, vocab_size=vocab_size, reward_key=run.reward_key, filter=request.filter)
 
 
-def read_trajectories(lines: Sequence[RawRow], fit: Fit) -> PromptGroup:
+def read_trajectories(lines: Sequence[Row], fit: Fit) -> PromptGroup:
     """Return the group of ``lines`` with status pending; its real status and reward are stored under :data:`GIVEN`.
 
     Raises:
@@ -72,7 +73,7 @@ def read_trajectories(lines: Sequence[RawRow], fit: Fit) -> PromptGroup:
     return group
 
 
-def _sample(raw: RawRow, fit: Fit) -> Sample:
+def _sample(raw: Row, fit: Fit) -> Sample:
     values: dict[str, Any] = content_of(raw)
     for wrong in _of_no_kind(values):
         raise DataError(f"{raw.place}: {wrong}")
@@ -85,9 +86,10 @@ def _sample(raw: RawRow, fit: Fit) -> Sample:
     # The response exists, so its generate function no longer matters; its reward model does if it has no reward.
     metadata = {key: value for key, value in sample.metadata.items() if key != GENERATE_FUNCTION}
     # For the same reason the sampling parameters of its row no longer matter.
-    fit.filter.check({key: value for key, value in metadata.items() if key != SAMPLING_PARAMS}, raw.place)
     if sample.reward is None:
-        fit.filter.check_label(sample.label, metadata, raw.place)
+        fit.filter.check(
+            {key: value for key, value in metadata.items() if key != SAMPLING_PARAMS}, sample.label, raw.place
+        )
     given = {**(sample.train_metadata or {}), GIVEN: [sample.status.value, sample.reward]}
     return replace(
         sample,
@@ -274,7 +276,7 @@ def _of_the_run(sample: Sample, fit: Fit) -> Iterator[str]:
         yield f"token {largest}, and the model's vocabulary has 0 to {fit.vocab_size - 1}; it is of another tokenizer"
     if isinstance(reward, dict) and key not in list(reward):
         yield (
-            f"reward has {fields_of(reward)}, and what counts is {key!r:.80}; name one of them with --reward-key, or "
+            f"reward has {names_in(reward)}, and what counts is {key!r:.80}; name one of them with --reward-key, or "
             "under reward_key of the metadata"
         )
 

@@ -7,7 +7,7 @@
 
 Parts, each importing only those above it: ``subject`` finds the component as a run would; ``suite`` is the base class
 of all suites; ``estimators``, ``token_estimators``, ``losses``, ``corrections``, ``rewards``, ``transforms``,
-``generation``, ``sources``, ``rollout_sources``, ``formats``, ``models``, ``trackers`` and ``lifecycle`` define one
+``generation``, ``sources``, ``rollout_sources``, ``models``, ``trackers`` and ``lifecycle`` define one
 suite each; ``conformance`` runs them without pytest; ``pytest_plugin`` has the fixtures.
 
 Used by the suites: ``resumed`` (aborted responses that resume), ``rank_hooks`` and ``ranks`` (hooks in real processes),
@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slime_testing.corrections import CorrectionSuite
     from slime_testing.estimators import AdvantageEstimatorSuite
-    from slime_testing.formats import PromptFormatSuite
     from slime_testing.generation import GenerateFunctionSuite
     from slime_testing.lifecycle import LifecycleSuite
     from slime_testing.losses import PolicyLossSuite
@@ -52,7 +51,6 @@ __all__ = [
     "LifecycleSuite",
     "ModelSpecSuite",
     "PolicyLossSuite",
-    "PromptFormatSuite",
     "RewardModelSuite",
     "RolloutSourceSuite",
     "SampleTransformSuite",
@@ -68,7 +66,6 @@ _PLACES = {
     "LifecycleSuite": "lifecycle",
     "ModelSpecSuite": "models",
     "PolicyLossSuite": "losses",
-    "PromptFormatSuite": "formats",
     "RewardModelSuite": "rewards",
     "RolloutSourceSuite": "rollout_sources",
     "SampleTransformSuite": "transforms",

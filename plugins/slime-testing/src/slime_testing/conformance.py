@@ -21,7 +21,6 @@ _SUITES = {
     Kind.GENERATE_FUNCTION: "GenerateFunctionSuite",
     Kind.MODEL_SPEC: "ModelSpecSuite",
     Kind.POLICY_LOSS: "PolicyLossSuite",
-    Kind.PROMPT_FORMAT: "PromptFormatSuite",
     Kind.REWARD_MODEL: "RewardModelSuite",
     Kind.ROLLOUT_SOURCE: "RolloutSourceSuite",
     Kind.SAMPLE_TRANSFORM: "SampleTransformSuite",

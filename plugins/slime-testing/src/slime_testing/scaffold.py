@@ -63,11 +63,6 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "multi-turn-generate-function": Recipe("A response of several turns, between which a tool adds up a sum"),
     "policy-loss": Recipe("Importance-weighted policy gradient with a divergence penalty"),
-    "prompt-format": Recipe(
-        "Prompts from text tables, one row per line",
-        before="printf 'prompt,label\\n37+45,82\\n12+30,42\\n' > sums.$name",
-        flags="--prompt-data sums.$name",
-    ),
     "reward-model": Recipe("1 for the right whole number, less for a number near it"),
     "rollout-source": Recipe("Fewer samples for prompts whose responses are all the same"),
     "sample-transform": Recipe("Subtracts a penalty from the reward of truncated responses"),

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from slime_core import RunView
-from slime_core.errors import DataError
 from slime_core.provisional import PromptRequest, PromptScreen
 from slime_core.types import PromptGroup, Status
 from slime_testing.harness import Kind
@@ -118,52 +117,17 @@ class DataSourceSuite(ComponentSuite):
                 found += _drain(inspected, [n])
         _require_same(found, wanted, "two sources of one request differ, or reading the state moves the stream.")
 
-    def test_screening_reports_every_row_that_the_run_will_leave_out(self) -> None:
-        if (screen := self._screen()) is None:
-            return
-        seen: list[str] = []
-
-        def one_bad_row(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
-            require(0 < share <= 1, f"share = {share}; accepted: a part of what is looked at otherwise")
-            seen.append(f"{path}, line 2: found by the core in {setting}")
-            return seen[-1:]
-
-        with self._run() as run:
-            found = screen(run, one_bad_row)
-        messages = list(found) if isinstance(found, list | tuple) else [None]
-        require(all(isinstance(one, str) for one in messages), f"screen() returned {found!r:.100}; messages are wanted")
-        lost = [mistake for mistake in seen if messages.count(mistake) != seen.count(mistake)]
-        require(not lost, f"prompts() found {lost[:1]}, and screen() returned {messages[:3]}: users would not see it.")
-
-    def test_screening_passes_on_what_ends_the_run(self) -> None:
-        if (screen := self._screen()) is None:
-            return
-        screened: list[str] = []
-
-        def refuses(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
-            del share
-            screened.append(setting)
-            raise DataError(f"{path}, line 1: a prompt that is too long")
-
-        with self._run() as run:
-            try:
-                found: object = screen(run, refuses)
-            except DataError as error:
-                found = error
-        passed = isinstance(found, DataError) or not screened
-        require(passed, f"prompts() raised a DataError, and screen() returned {found!r:.100}; let it pass.")
-
     def test_screening_leaves_the_stream_as_it_is(self) -> None:
         if (screen := self._screen()) is None:
             return
         with self._run() as run, self._source() as source:
             wanted = _drain(source, [3, 9])
-            screen(run, lambda path, *, setting, share=1.0: [])
+            screen(run, PromptScreen(setting="prompt_data"))
             found = _drain(self.make(run), [3, 9])
         _require_same(found, wanted, "after screen(), a new source of the same request hands out other prompts.")
 
     def _screen(self) -> Callable[[RunView, PromptScreen], object] | None:
-        """Return the source's ``screen`` (``ScreenedDataSource``, optional), or None."""
+        """Return the source's ``screen`` (optional), or None."""
         subject = self.subject()
         screen = getattr(subject.active.load(self.kind, subject.component.name), "screen", None)
         return None if screen is None else partial(screen, subject.options)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
@@ -45,7 +46,6 @@ from slime_core.errors import DataError, nearest
 from slime_core.plugins.lifecycle import Hooks
 from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
-from slime_core.prompts.rows import paths_of, shortened
 from slime_core.types import GENERATE_FUNCTION, REWARD_KEY, REWARD_MODEL, SAMPLING_PARAMS, JsonValue
 from slime_core.user_code.failures import boundary
 
@@ -263,22 +263,14 @@ class RowChecks(PromptFilter):
         is_scored = not (trains and rollout.rollout_source)
         return cls(offered, of_run if trains else None, mistakes, rewards if is_scored else None)
 
-    def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
-        """See :class:`~slime_core.PromptFilter`."""
+    def check(self, metadata: Mapping[str, JsonValue], label: JsonValue, where: str) -> None:
+        """See :class:`~slime_core.contracts.PromptFilter`."""
         refuse_unknown(metadata, self._offered, where=where)
         own_sampling(metadata, of_run=self._of_run, where=where)
-        if self._mistakes is not None and (found := next(self._mistakes(metadata), None)) is not None:
-            raise DataError(f"{where}: {found}")
-
-    def check_label(
-        self, label: JsonValue, metadata: Mapping[str, JsonValue], where: str, *, key: str | None = None
-    ) -> None:
-        """See :class:`~slime_core.PromptFilter`."""
-        found = None if self.rewards is None else next(self.rewards.mistakes(label, metadata), None)
-        if found is not None:
-            paths = ["0"] if isinstance(label, list) else paths_of(label)
-            fields = f". There are: {shortened(f'{key}.{path}' for path in paths)}" if key and paths else ""
-            raise DataError(f"{where}: {found}{fields}")
+        of_plugins = () if self._mistakes is None else self._mistakes(metadata)
+        of_rewards = () if self.rewards is None else self.rewards.mistakes(label, metadata)
+        for mistake in chain(of_plugins, of_rewards):
+            raise DataError(f"{where}: {mistake}")
 
 
 def offered_to_rows(

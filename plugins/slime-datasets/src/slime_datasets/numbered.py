@@ -1,11 +1,8 @@
-"""Prompts by their number in the run, and their groups: the shared base of data sources that read files.
+"""Prompts by their number in the run, and their groups.
 
-    Stream           prompts by number; number ``n`` is the same prompt after every restart
-    Held             a stream of rows that are all in memory, shuffled by epoch
-    NumberedPrompts  a data source that returns the prompts of a stream in the order of their numbers
-
-The built-in data source reads all rows at the start. Plugin ``datasets`` reads rows when they are needed, and mixes
-streams.
+Stream           prompts by number; number ``n`` is the same prompt after every restart
+InMemory         a stream of rows that are all in memory, shuffled by epoch
+NumberedPrompts  a data source that returns the prompts of a stream in the order of their numbers
 """
 
 from __future__ import annotations
@@ -17,16 +14,15 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from slime_core.contracts import PromptRequest, RunView
+from slime_core import RunView
 from slime_core.errors import CheckpointError, DataError, RunError
-from slime_core.prompts.rows import PromptRow, numbered_prompts
-from slime_core.types import JsonValue, PromptGroup, Sample
+from slime_core.provisional import PromptRequest, PromptRow
+from slime_core.types import BAD, TOO_LONG, JsonValue, PromptGroup, Sample
+from slime_datasets.rows import prompts_of
 
 __all__ = [
-    "BAD",
     "EMPTY",
-    "TOO_LONG",
-    "Held",
+    "InMemory",
     "NumberedPrompts",
     "Stream",
     "nothing_left",
@@ -35,8 +31,8 @@ __all__ = [
     "select_short",
 ]
 
-TOO_LONG, BAD, EMPTY = "too_long", "bad", "empty"
-"""Reasons for which rows are left out; empty lines are not counted."""
+EMPTY = "empty"
+"""Reason for which a row is left out, beside ``TOO_LONG`` and ``BAD``; empty lines are not counted."""
 
 
 class Stream(Protocol):
@@ -67,16 +63,14 @@ class Stream(Protocol):
         ...
 
 
-class Held:
+class InMemory:
     """A stream of rows that are all in memory."""
 
     def __init__(self, request: PromptRequest) -> None:
         self._request = request
         bad: list[str] = []
-        found = list(numbered_prompts(request, bad=bad if request.skips_bad else None))
-        rows = [row for _, row in found]
-        keeps = select_short(request, rows, [raw.place for raw, _ in found])
-        self._rows = [row for row, is_kept in zip(rows, keeps, strict=True) if is_kept]
+        rows = [row for _, row in prompts_of(request, bad=bad if request.skips_bad else None)]
+        self._rows = [row for row, is_short in zip(rows, select_short(request, rows), strict=True) if is_short]
         report_left_out(request, TOO_LONG, len(rows) - len(self._rows))
         report_left_out(request, BAD, len(bad), bad)
         if not self._rows:
@@ -120,11 +114,8 @@ class Held:
         return self._orders[epoch]
 
 
-def select_short(request: PromptRequest, rows: Sequence[PromptRow], places: Sequence[str]) -> Sequence[bool]:
+def select_short(request: PromptRequest, rows: Sequence[PromptRow]) -> Sequence[bool]:
     """Return for each row whether its prompt is short enough.
-
-    Arguments:
-        places: file and line of each row.
 
     Raises:
         DataError: a prompt cannot be turned into tokens; names file and line.
@@ -135,9 +126,9 @@ def select_short(request: PromptRequest, rows: Sequence[PromptRow], places: Sequ
         return request.filter.select([(row.prompt, row.tools) for row in rows])
     except DataError as problem:
         if len(rows) == 1:
-            raise DataError(f"{places[0]}: {problem}") from None
-        for row, place in zip(rows, places, strict=True):
-            select_short(request, [row], [place])
+            raise DataError(f"{rows[0].place}: {problem}") from None
+        for row in rows:
+            select_short(request, [row])
         raise
 
 
@@ -157,8 +148,8 @@ def nothing_left(request: PromptRequest, rows: int, *, bad: int) -> DataError:
     """Make the error of a request of which no prompt is left.
 
     Arguments:
-        rows: that there are, empty lines aside.
-        bad: of them, that cannot be read.
+        rows: number of rows that are not empty.
+        bad: number of them that cannot be read.
     """
     if bad:
         return DataError(
@@ -169,7 +160,7 @@ def nothing_left(request: PromptRequest, rows: int, *, bad: int) -> DataError:
 
 
 def requested(run: RunView) -> PromptRequest:
-    """Return the request that the data source fulfils."""
+    """Return the request to the data source."""
     if run.prompts is None:
         raise ValueError("a data source was made with a RunView without prompts; give it a PromptRequest")
     return run.prompts
@@ -188,7 +179,7 @@ class NumberedPrompts:
         self._request = request
         self._stream = stream
         size = request.n_samples_per_prompt
-        self._order_comes_from = {**stream.identity(), "n_samples_per_prompt": size}
+        self._identity = {**stream.identity(), "n_samples_per_prompt": size}
         self._next = 0
         self._returned: list[int] = []
 
@@ -214,7 +205,7 @@ class NumberedPrompts:
     def state(self) -> dict[str, JsonValue]:
         """Return the number of the next new group, the groups that were put back, and the identity of the stream."""
         place = self._stream.state(self._returned)
-        return {"next": self._next, "returned": list(self._returned), **self._order_comes_from, **place}
+        return {"next": self._next, "returned": list(self._returned), **self._identity, **place}
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
         """Continue from ``state``.
@@ -222,12 +213,14 @@ class NumberedPrompts:
         Raises:
             CheckpointError: prompts, seed, shuffling or group size differ from those of the state.
         """
-        found = self._order_comes_from
-        differ = [f"{key} was {state.get(key)}, is {value}" for key, value in found.items() if state.get(key) != value]
+        identity = self._identity
+        differ = [
+            f"{key} was {state.get(key)}, is {value}" for key, value in identity.items() if state.get(key) != value
+        ]
         if differ:
             raise CheckpointError(
-                f"{self._request.path}: the checkpoint's place in the data would mean other prompts: "
-                f"{'; '.join(differ)}. Resume with the prompts and the settings of that run."
+                f"{self._request.path}: the checkpoint was written with other prompts: {'; '.join(differ)}. Resume "
+                "with the prompts and the settings of that run."
             )
         self._stream.restore(state)
         self._next, self._returned = cast(int, state["next"]), list(cast(list[int], state["returned"]))
@@ -254,9 +247,9 @@ class NumberedPrompts:
 def _copied(value: Any) -> Any:
     """Copy ``value`` deeply; ``copy.deepcopy`` takes seven times as long for JSON values."""
     if type(value) is dict:
-        return {key: _copied(one) for key, one in value.items()}
+        return {key: _copied(entry) for key, entry in value.items()}
     if type(value) is list:
-        return [_copied(one) for one in value]
+        return [_copied(entry) for entry in value]
     return value if value is None or type(value) in (str, int, float, bool) else copy.deepcopy(value)
 
 
@@ -264,8 +257,7 @@ def _number(group: PromptGroup) -> int:
     number = group[0].group_index if group else None
     if number is None:
         raise RunError(
-            f"a prompt group was put back {'whose group_index is None' if group else 'that has no sample'}; the data "
-            "source finds its prompt by that number. Put back groups of samples as next_groups handed them out, or "
-            "use a data source with a buffer of its own for samples made elsewhere."
+            "a prompt group was put back without a group_index, by which the data source finds its prompt. Put back "
+            "groups as next_groups returned them, or use a data source that buffers samples made elsewhere."
         )
     return number
