@@ -31,11 +31,11 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().out
 
 
-def test_list_shows_every_preset_and_the_table_of_the_guide(capsys) -> None:
+def test_list_shows_every_preset_and_the_table_of_the_docs(capsys) -> None:
     lines = printed(capsys, "list").splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(presets())
-    guide = Path(__file__).parents[3] / "docs/models.md"
-    assert printed(capsys, "list", "--sources") in guide.read_text(encoding="utf-8")
+    page = Path(__file__).parents[3] / "docs/tables/presets.md"
+    assert printed(capsys, "list", "--sources") in page.read_text(encoding="utf-8")
 
 
 def test_the_command_loads_nothing_heavy() -> None:

@@ -95,21 +95,6 @@ def test_a_fifo_is_not_waited_for(name: str, model: Path, words: list[str], stde
     assert str(model) in stderr_of(*(words[:-1] if is_prompts else words), *([str(model / name)] if is_prompts else []))
 
 
-TEMPLATES = [
-    "{{ 'x' * 10**11 }}",
-    "{{ 'x' * 10**8 }}",
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}x",
-]
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_a_chat_template_has_a_limit(template: str, model: Path, words: list[str], stderr_of: Stderr) -> None:
-    (model / "chat_template.jinja").write_text(template)
-    wrong = stderr_of(*words, "--apply-chat-template")
-    assert "rendering a conversation failed with " in wrong
-    assert "it took more than " in wrong or "it wrote 100,000,000 characters" in wrong
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder with a checkpoint whose ledger is empty."""

@@ -54,7 +54,14 @@ def make_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         ).with_plugins(provided or PluginSettings())
         active = activate(["datasets", "grpo", "ppo", *map(str, plugins)])
         settings = SamplerSettings(
-            config, FOLDER, data, url, num_ranks=num_ranks, samples_folder=tmp_path / "samples", num_engines=3
+            config,
+            FOLDER,
+            data,
+            url,
+            num_ranks=num_ranks,
+            samples_folder=tmp_path / "samples",
+            num_engines=3,
+            trains=kind is TrainSampler,
         )
         return kind(settings, active.registry, manifest=active.manifest if in_processes else None)
 

@@ -1,1 +1,0 @@
-"""Runs Megatron-core and SGLang without a GPU."""

@@ -1,1 +1,0 @@
-"""The model, the data and the defaults of the demo."""
