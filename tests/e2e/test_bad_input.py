@@ -96,7 +96,7 @@ QUANTISED = """--sglang-json-model-override-args {{"quantization_config":{{"quan
 ENGINE = f"{OWN} --prompt-data prompts.jsonl --output-dir out {QUANTISED}"
 
 ROWS = {
-    "a prompt file that is not there": Row(DATA, ("prompt_data: ", "prompts.jsonl")),
+    "a prompt file that is not there": Row(DATA, ("prompts.jsonl",)),
     "an empty prompt file": Row(DATA, ("prompts.jsonl",), lines()),
     "a line that is not JSON": Row(DATA, ("prompts.jsonl, line 3, column 12: ",), lines(GOOD, "", '{"prompt": }')),
     "a row without the prompt": Row(
@@ -104,7 +104,7 @@ ROWS = {
     ),
     "an evaluation file with a bad line": Row(EVALUATION, ("prompts.jsonl, line 2: ",), lines(GOOD, "[]")),
     "a prompt longer than the context": Row(
-        DATA, ("prompts.jsonl, line 2: ", " 132 ", " 140", " 128", "--rollout-max-prompt-len 120"), lines(GOOD, LONG)
+        DATA, ("prompts.jsonl, line 2: ", " 132 ", " 128", "--rollout-max-prompt-len 120"), lines(GOOD, LONG)
     ),
     "a checkpoint folder without config.json": Row(
         OWN, ("hf_checkpoint: ", "config.json"), lambda folder: (folder / "model").mkdir()

@@ -105,7 +105,7 @@ def test_only_a_chunk_that_embeds_tokens_is_handed_inputs(megatron, embeds, name
     from slime_core.learner.micro_batches import RowInputs
     from slime_core.learner.trained_model import model_inputs
 
-    pixels = {"pixels": column([np.array([[1.0], [2.0]]), np.array([[3.0]])], "float64")}
+    pixels = {"pixels": column([np.array([[1.0], [2.0]]), np.array([[3.0]])])}
     wrapped: Any = SimpleNamespace(module=SimpleNamespace(pre_process=embeds))
     assert model_inputs(wrapped, RowInputs(pixels, (1, 0)), torch.device("cpu")).keys() == names
     assert model_inputs(wrapped, RowInputs(), torch.device("cpu")) == {}
