@@ -252,7 +252,8 @@ def test_the_trainer_agrees_with_the_engines_and_learning_rate_zero_leaves_the_w
 def test_the_code_is_in_the_record_of_the_run(run) -> None:
     recorded = json.loads((run.folder / "plugins.json").read_text())
     # The evaluation set `few` names a reward of slime-rewards.
-    assert {entry["name"] for entry in recorded["plugins"]} == {"core", "grpo", "compat", "rewards", "models"}
+    names = {"core", "grpo", "compat", "datasets", "rewards", "models"}
+    assert {entry["name"] for entry in recorded["plugins"]} == names
     named = sorted(name.replace("-", "_") for name in (*OF_ROLLOUTS_BY, *OF_RANKS_BY))
     assert sorted(entry["name"] for entry in recorded["functions"]) == named
     assert "compat" in run.output.splitlines()[0]
