@@ -48,22 +48,6 @@ def test_on_a_cpu_the_processes_share_this_machine() -> None:
     assert lines[-1].endswith(": distributed")
 
 
-def test_check_run_and_eval_warn_of_prompts_that_the_tokenizer_does_not_know(tmp_path, capsys, monkeypatch) -> None:
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "What is 2 + 2?", "label": "4"}\n' * 40)
-    mine = str(tmp_path / "mine.jsonl")
-    monkeypatch.setattr(preflight, "free_resources", lambda: replace(CPU, memory=0))
-    blocked = ["--device", "cpu"]  # refused after the prompts were looked at
-    own = ["--eval-prompt-data", "own", mine]
-    assert main(["check", "--plugin", "grpo", "--prompt-data", mine, *own, "--eval-interval", "5"]) == 2
-    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert len(warnings) == 2
-    assert all(f"{mine}: 69%" in warning for warning in warnings)
-    assert main(["run", "--plugin", "grpo", "--prompt-data", mine, *blocked]) == 2
-    assert "69%" in capsys.readouterr().err
-    assert main(["eval", *own, "--rollout-max-response-len", "8", *blocked]) != 0
-    assert "69%" in capsys.readouterr().err
-
-
 def test_check_reports_that_it_assumes_a_cluster_that_is_not_here() -> None:
     lines = planned(
         "--device cuda --actor-num-nodes 2 --actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 "
@@ -119,7 +103,7 @@ def test_check_of_a_good_run_prints_the_plan_and_leaves_no_files(
     assert main(["check", "run.toml"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
-    assert "plugins: core 0.1.0, models 0.1.0, grpo 0.1.0\n" in shown.out
+    assert "plugins: core 0.1.0, datasets 0.1.0, models 0.1.0, grpo 0.1.0\n" in shown.out
     assert "estimator grpo of grpo" in shown.out
     assert "clipped of core" in shown.out
     assert "    learner rank 0 " in shown.out
@@ -180,7 +164,7 @@ def test_generating_alone_is_planned_without_a_learner_or_a_model_spec(capsys: p
     assert "engine 0" in printed
     assert "learner rank 0" not in printed
     assert "debug_rollout_only" in printed
-    assert "plugins: core 0.1.0, grpo 0.1.0\n" in printed
+    assert "plugins: core 0.1.0, datasets 0.1.0, grpo 0.1.0\n" in printed
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,8 @@ def test_each_set_is_looked_through_by_its_own_settings(
     (tmp_path / "x.jsonl").write_text('{"q": "1+1"}\n{"q": "%s"}\n' % ("1" * 150))
     own = f"name='a', path='{tmp_path}/x.jsonl'"
     messages = {
-        own: "line 1: no field 'prompt', found q.",
-        f"{own}, input_key='q'": "line 1: no field 'label', found q.",
+        own: "line 1: no field 'prompt'",
+        f"{own}, input_key='q'": "line 1: no field 'label'",
         f"{own}, input_key='q', label_key='none'": "line 1: reward model 'exact_match'",
         f"{own}, input_key='q', label_key='none', rm_type='zero'": "line 2: a prompt of ",
         f"{own}, rm_type='exact_mach'": "the reward model 'exact_mach'; did you mean exact_match?",
