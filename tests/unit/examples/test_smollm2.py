@@ -187,4 +187,4 @@ def test_the_settings_hold_together_for_a_small_llama(converted: tuple[Path, dic
     config = resolved.config
     assert (config.samples_per_rollout, config.steps_per_rollout, config.rollout.num_rollout) == (64, 1, 20)
     assert config.rollout.rm_type == "last_number"
-    assert {plugin.name for plugin in active.registry.plugins} == {"core", "grpo", "models", "reward"}
+    assert {plugin.name for plugin in active.registry.plugins} == {"core", "datasets", "grpo", "models", "reward"}

@@ -42,22 +42,19 @@ def test_nodes_report_their_plugins_where_a_cluster_is_joined(
     assert found == requested
 
 
-def test_what_any_node_reads_is_the_weights_of_every_role_and_the_prompts_of_the_user(tmp_path: Path) -> None:
+def test_what_any_node_reads_is_the_weights_of_every_role(tmp_path: Path) -> None:
     flags = {
         "--hf-checkpoint": "actor",
         "--ref-load": "reference",
         "--opd-teacher-load": "teacher",
         "--critic-load": "critic",
-        "--prompt-data": "train.jsonl@[0:9]",
-        "--eval-prompt-data": "own test.jsonl",
     }
-    words = [word for flag, value in flags.items() for word in (flag, *value.split())]
-    words = [str(tmp_path / word) if not word.startswith("-") and word != "own" else word for word in words]
+    words = [word for flag, value in flags.items() for word in (flag, str(tmp_path / value))]
     config = load(words, check_rules=False).config
-    names = ["actor", "reference", "critic", "teacher", "train.jsonl@[0:9]", "test.jsonl"]
-    assert job(config).inputs == [tmp_path / name for name in names]
+    inputs = [tmp_path / name for name in ("actor", "reference", "critic", "teacher")]
+    assert job(config).inputs == inputs
     replayed = load([*words, "--load-debug-rollout-data", "saved.jsonl"], check_rules=False).config
-    assert job(replayed).inputs == [tmp_path / name for name in names[:4]]
+    assert job(replayed).inputs == inputs
     assert job(load([], check_rules=False).config).inputs == [ARITHMETIC / "model"]  # comes with slime, as its prompts
 
 
