@@ -153,6 +153,7 @@ def sampler_settings(job: Job, servers: EngineFleet, *, trains: bool) -> Sampler
         trains=trains,
         model_urls=servers.model_urls(),
         engine_urls=servers.direct_urls(),
+        first_answer_s=servers.first_answer_s(),
         masks_up_to=masks_up_to(job.config),
         run_folder=job.folder,
         resumed_step=job.resumed_step,

@@ -50,7 +50,7 @@ class SamplerSettings(ProcessSettings):
         rewards_log: receives the output of reward models. None: it is discarded.
         num_engines: servers of the router, for the number of requests in flight.
         engine_urls: of engines that get requests directly; empty: requests go to the router.
-        masks_up_to: as in :class:`GenerateClient`.
+        first_answer_s, masks_up_to: as in :class:`GenerateClient`.
         trains: False: the sampler only evaluates, so it needs neither prompts nor an advantage estimator.
     """
 
@@ -63,6 +63,7 @@ class SamplerSettings(ProcessSettings):
     num_engines: int = 1
     trains: bool = True
     engine_urls: tuple[str, ...] = ()
+    first_answer_s: float = 0.0
     masks_up_to: int = 0
 
 
@@ -103,6 +104,7 @@ class SamplerComponents:
         self.train_sampling = train_sampling(config, end_ids=self.encoder.end_ids)
         self._processor = self._make_processor()
         self.client = self._make_client()
+        self.first_answer_s = settings.first_answer_s
         self.models = settings.model_urls
         self._context_length = config.engine.sglang_context_length or context_length(settings.folder)
         self.prompt_filter = RunFilter()
@@ -272,6 +274,7 @@ class SamplerComponents:
             restart_s=start_limit_s(config.engine.engine_start_timeout_s, settings.folder)
             if config.restarts_engines
             else 0.0,
+            first_answer_s=settings.first_answer_s,
             masks_up_to=settings.masks_up_to,
             columns=engine_columns(config, self._registry) if settings.trains else {},
         )

@@ -171,6 +171,7 @@ class Evaluation:
             url,
             max_in_flight=rollout.sglang_server_concurrency,
             timeout_s=rollout.rollout_request_timeout_s,
+            first_answer_s=self._components.first_answer_s,
         )
 
 

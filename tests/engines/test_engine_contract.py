@@ -20,7 +20,7 @@ from slime_core.generation.sampling import until_stop
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.responses import LOADS, Load, read_load
-from slime_core.rollout.engines.server import READY
+from slime_core.rollout.engines.server import READY, FirstAnswer
 from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, Bucket, EngineControl, call
 from slime_core.weights.hugging_face import WeightSpec
 from slime_testing.fake_engine import FakeEngine
@@ -135,7 +135,8 @@ async def test_requests_are_counted_while_they_are_under_way(subject: Subject, c
     async def now() -> Load:
         return await asyncio.to_thread(load_of, subject.url)
 
-    before = await now()
+    first, before = FirstAnswer(subject.url), await now()
+    assert not await asyncio.to_thread(first.look)
     tasks, sequences = await subject.busy(client), 0
     while (load := await now()).counters == before.counters or not sequences:
         sequences = max(sequences, load.sequences)
@@ -148,6 +149,7 @@ async def test_requests_are_counted_while_they_are_under_way(subject: Subject, c
     while len(seen) < 2 or seen[-1].counters != seen[-2].counters or seen[-1].sequences:
         await asyncio.sleep(1)
         seen.append(await now())
+    assert await asyncio.to_thread(first.look)
 
 
 async def test_a_cut_response_and_an_ended_one_say_so(client: GenerateClient) -> None:

@@ -41,10 +41,13 @@ from slime_core.weights.engine_control import EngineControl, PauseMode
 CONTROL_LIMIT_S = 600.0
 
 LOOK_S = 5.0
-"""Seconds between two looks at whether a server hangs."""
+"""Seconds between two looks at whether a server is suspended."""
 
 PARTS_STOP_S = 4.0
 """Seconds for the parts of an engine on other nodes to stop; the actor's own limit is longer."""
+
+SUSPENDED_LIMIT_S = 30.0
+"""Seconds that a server may be suspended: longer than a debugger or a container that is moved takes."""
 
 
 class ServerActor(Watched):
@@ -73,7 +76,8 @@ class ServerActor(Watched):
         """Return when the server was stopped; fail when it dies. The error ends the waits of the run.
 
         Raises:
-            ServerDied: it died or hangs; the message ends with the last lines of its log.
+            ServerDied: it died, a signal has stopped it for a while, or it hangs; the message ends with the last lines
+                of its log.
         """
         try:
             self._watch()
@@ -81,10 +85,14 @@ class ServerActor(Watched):
             raise ServerDied(str(error)) from None
 
     def _watch(self) -> None:
+        since_s: float | None = None
         hangs = threading.Event()
         # In a separate thread, because a request waits as long as the engine is busy.
         threading.Thread(target=self._watch_answers, args=(hangs,), name="engine answers", daemon=True).start()
         while not self._server.wait_end(LOOK_S):
+            since_s = (since_s or time.monotonic()) if self._server.suspended() else None
+            if since_s is not None and time.monotonic() - since_s >= SUSPENDED_LIMIT_S:
+                raise self._server.suspension(SUSPENDED_LIMIT_S)
             if hangs.is_set():
                 raise self._server.hang()
         if not self._stopping:

@@ -93,6 +93,8 @@ class GenerateClient:
             engine again.
         masks_up_to: largest top_k for which ``engines`` report the truncated-sampling mask; 0: none do.
         columns: data to request and read for each token, by name.
+        first_answer_s: seconds without progress in which an engine may compute its first response, from the first
+            request on, because it compiles kernels; only then ``timeout_s`` counts. 0: it compiles none.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class GenerateClient:
         engines: Sequence[str] = (),
         num_engines: int = 1,
         restart_s: float = 0.0,
+        first_answer_s: float = 0.0,
         masks_up_to: int = 0,
         columns: Mapping[str, EngineColumn] = NO_COLUMNS,
     ) -> None:
@@ -114,6 +117,7 @@ class GenerateClient:
         self._masks_up_to = masks_up_to if engines else 0  # a router would drop the field
         self._restart_s = restart_s
         self._targets = Targets([engine.rstrip("/") for engine in engines] or [self.url])
+        self._first_answers = FirstAnswers(first_answer_s)
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
         self._routes = routes
@@ -247,6 +251,7 @@ class GenerateClient:
     async def _attempt(self, url: str, body: bytes, limit: _Limit, session: str | None) -> list[Any] | _Failure:
         sending = asyncio.ensure_future(self._send(url, body, session))
         try:
+            self._first_answers.sent(url)
             await self._wait_answer(sending, url, limit)
             if not sending.done():
                 return _Failure(f"a TimeoutError{limit.unmoved}", TIMEOUT)
@@ -258,6 +263,7 @@ class GenerateClient:
         finally:
             sending.cancel()
         if status == HTTPStatus.OK:
+            self._first_answers.answered(url)
             try:
                 return read_answer(content)
             except ValueError as error:
@@ -277,7 +283,8 @@ class GenerateClient:
         while not sending.done() and limit.left_s() > 0:
             await asyncio.wait([sending], timeout=min(limit.left_s(), limit.interval_s))
             if limit.follows_progress and not sending.done():
-                limit.extend(await self._progress.last_s(url, interval_s=limit.interval_s))
+                moved_s = await self._progress.last_s(url, interval_s=limit.interval_s)
+                limit.extend(max(moved_s, self._first_answers.waited_until_s(url)))
 
     async def _num_running(self) -> int | None:
         """Return the number of sequences of the engines, or None if an engine does not answer."""
@@ -446,6 +453,31 @@ class ShortRequests:
         for answer in self._in_flight:
             answer.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
+
+
+class FirstAnswers:
+    """The time that engines have for their first response.
+
+    Arguments:
+        seconds: from the first request on.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ends_s: dict[str, float] = {}
+
+    def sent(self, url: str) -> None:
+        """A request is sent to ``url``, an engine or a router."""
+        self._ends_s.setdefault(url, time.monotonic() + self._seconds)
+
+    def answered(self, url: str) -> None:
+        """``url`` has answered; from now on its limit is the ordinary one."""
+        self._ends_s[url] = min(self._ends_s[url], time.monotonic())
+
+    def waited_until_s(self, url: str) -> float:
+        """Return until when (``time.monotonic``) requests to ``url`` wait although it shows no progress: now, or in the
+        past."""
+        return min(self._ends_s[url], time.monotonic())
 
 
 class _Limit:

@@ -2,20 +2,24 @@
 
     discover         compares their reports with the needs of the run, before the run starts any process
     ExternalWatcher  polls them during the run: an engine that is gone, or that another run has updated, ends the run
+    require_eval_servers_reachable  checks the external servers that evaluation sets name (``model = URL``)
 
-:mod:`.fleet` calls both. External engines get weights like the engines that the run starts. They keep running
+:mod:`.fleet` calls all three. External engines get weights like the engines that the run starts. They keep running
 after the run, with its last weights.
 """
 
 from __future__ import annotations
 
+import http.client
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -33,6 +37,8 @@ ANSWER_LIMIT_S = 30.0
 DTYPES = {"half": "float16", "float": "float32"}
 """Other names that SGLang's --dtype has for a type."""
 
+START_IT = "Start the server there first, or correct the address in the table of the set."
+
 
 class EngineReport(BaseModel, protected_namespaces=()):
     """The fields of ``/server_info`` and ``/model_info`` that a run needs."""
@@ -45,6 +51,7 @@ class EngineReport(BaseModel, protected_namespaces=()):
     pp_size: int = 1
     disaggregation_mode: Literal["null", "prefill", "decode"] = "null"
     disaggregation_bootstrap_port: int | None = None
+    is_generation: bool = True
     enable_return_routed_experts: bool = False
     enable_fp32_lm_head: bool = False
     disable_radix_cache: bool = False
@@ -75,6 +82,37 @@ def discover(addresses: Sequence[str], config: RunConfig, model: Path) -> list[W
     if problems:
         raise ConfigError("\n".join(["rollout_external_engine_addrs: these engines cannot serve the run:", *problems]))
     return workers
+
+
+def require_eval_servers_reachable(servers: Mapping[str, str]) -> None:
+    """Check that the server of every evaluation set accepts connections; send no request.
+
+    Arguments:
+        servers: evaluation set -> URL of its server.
+
+    Raises:
+        ConfigError: a server cannot be reached; lists all such sets.
+    """
+    with ThreadPoolExecutor(max(1, len(servers))) as threads:
+        reasons = list(threads.map(_connection_error, servers.values()))
+    wrong = [
+        f"  evaluation set {name}: model = {url}: {reason}"
+        for (name, url), reason in zip(servers.items(), reasons, strict=True)
+        if reason
+    ]
+    if wrong:
+        raise ConfigError("\n".join(["no server answers these evaluation sets:", *wrong, START_IT]))
+
+
+def _connection_error(url: str) -> str:
+    """Return why no connection to ``url`` can be made; empty: it can."""
+    address = urlsplit(url)
+    port = {"http": http.client.HTTP_PORT, "https": http.client.HTTPS_PORT}[address.scheme]
+    try:
+        socket.create_connection((address.hostname or "", address.port or port), ANSWER_LIMIT_S).close()
+    except (OSError, ValueError) as error:  # ValueError: a port above 65535
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _report(url: str) -> EngineReport | str:
@@ -118,6 +156,8 @@ def _reasons(report: EngineReport, config: RunConfig, model: Path) -> list[str]:
             f"dtype = {dtype}, but the learner computes in {expected}; start it with --dtype {expected}, or "
             f"{'leave --bf16 out' if config.model.bf16 else 'write --bf16 if it is bfloat16'}"
         )
+    if not report.is_generation:
+        found.append("it serves embeddings; start it without --is-embedding")
     if config.learner.use_rollout_routing_replay and not report.enable_return_routed_experts:
         reasons.append("use_rollout_routing_replay needs the routes; start it with --enable-return-routed-experts")
     if report.enable_fp32_lm_head != config.learner.fp32_lm_head:

@@ -40,7 +40,7 @@ from slime_core.rollout.engines.actors import (
     start_router,
 )
 from slime_core.rollout.engines.engine import EngineSettings, RouterClient, RouterSettings, Worker, start_limit_s
-from slime_core.rollout.engines.external import ExternalWatcher, discover, start_watch
+from slime_core.rollout.engines.external import ExternalWatcher, discover, require_eval_servers_reachable, start_watch
 from slime_core.rollout.engines.server import HANG_LIMIT_S, HealthCheck
 from slime_core.runtime.actors import ActorGroup, Call
 from slime_core.runtime.machine import allocator_environment, cpu_threads, nccl_environment, openmp_environment
@@ -139,7 +139,7 @@ def _engines(
                 nccl_environment(config) | allocator_environment(config) if site.on_gpus else openmp_environment(config)
             ),
             start_timeout_s=start_s,
-            health=_health_check(config, group),
+            health=replace(_health_check(config, group), first_answer_s=start_s if site.on_gpus else 0.0),
             worker_type=group.worker_type,
         )
         for number, group in enumerate(each)
@@ -491,9 +491,14 @@ class EngineFleet:
         """Start every engine and router.
 
         Raises:
-            ConfigError: an external engine cannot serve this run.
+            ConfigError: an external engine cannot serve this run, or no server listens at an address that an
+                evaluation set names.
         """
         config, site = self._config, self._site
+        sets = config.eval.eval_datasets
+        require_eval_servers_reachable(
+            {one.name: one.model for one in sets if one.model is not None and "/" in one.model}
+        )
         addresses = config.engine.rollout_external_engine_addrs if config.debug.generates else ()
         others = discover(addresses, config, site.model) if addresses else []
         if not (config.engine_groups or others):
@@ -548,6 +553,12 @@ class EngineFleet:
         ``return_routed_experts`` or ``return_sampling_mask``; waits until they have started. Empty otherwise."""
         is_direct = self._config.learner.use_rollout_routing_replay or masks_up_to(self._config)
         return tuple(self.policy.urls()) if is_direct else ()
+
+    def first_answer_s(self) -> float:
+        """Seconds for the first response of an engine on GPUs, which compiles kernels; 0: the engines are on CPUs."""
+        if not self._site.on_gpus:
+            return 0.0
+        return start_limit_s(self._config.engine.engine_start_timeout_s, self._site.model)
 
     def _auxiliary(
         self,

@@ -2,6 +2,7 @@
 
     Server      the child process, its port, its log and its health, from start to stop
     is_hung     tells whether an engine runs and does not answer
+    FirstAnswer tells whether an engine has answered a request since it started
 
 A separate thread starts the program and waits for its end. The thread must live as long as the program: Linux sends
 the parent-death signal when the *thread* that started a child ends, not its process (prctl(2), PR_SET_PDEATHSIG).
@@ -10,6 +11,7 @@ the parent-death signal when the *thread* that started a child ends, not its pro
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import signal
 import socket
@@ -26,10 +28,11 @@ from typing import Any, Self
 import psutil  # type: ignore[import-untyped]
 
 from slime_core.config.secrets import send_key_to
-from slime_core.errors import EngineError
-from slime_core.runtime.machine import family, runs
+from slime_core.errors import EngineError, WeightSyncError
+from slime_core.rollout.engines.responses import LOADS, Load, read_load
+from slime_core.runtime.machine import family, runs, status
 from slime_core.runtime.supervisor import die_with
-from slime_core.weights.engine_control import request
+from slime_core.weights.engine_control import call, request
 
 TERMINATE_GRACE_S = 3.0
 """The supervisor of an engine takes a tenth of that on an idle machine."""
@@ -60,12 +63,23 @@ class HealthCheck:
         timeout_s: to answer one.
         probes: unanswered requests in a row.
         first_wait_s: from the first look to the first request.
+        first_answer_s: without an answer of the scheduler, as long as the engine has not answered its first generation
+            request, for which it may compile kernels; at least ``probes * timeout_s``.
     """
 
     interval_s: float = PROBE_INTERVAL_S
     timeout_s: float = HANG_LIMIT_S
     probes: int = 1
     first_wait_s: float = 0.0
+    first_answer_s: float = 0.0
+
+    def allowed(self, *, has_answered: bool) -> int:
+        """Unanswered requests in a row at which the engine hangs.
+
+        Arguments:
+            has_answered: it has answered a generation request.
+        """
+        return self.probes if has_answered else max(self.probes, math.ceil(self.first_answer_s / self.timeout_s))
 
 
 SCHEDULER, READY = "/server_info", "/ready"
@@ -197,14 +211,27 @@ class Server(ABC):
         if not self.is_alive():
             raise self._failed(f"ended {_meaning(self._process.poll() if self._process else None)}.")
 
+    def suspended(self) -> list[int]:
+        """Ids of its processes that a signal (SIGSTOP, SIGTSTP) has stopped, so that it answers nothing."""
+        return [one.pid for one in self._tree() if status(one) == psutil.STATUS_STOPPED]
+
+    def suspension(self, seconds: float) -> EngineError:
+        """The error to raise for a program that has been suspended for ``seconds``."""
+        ids = " ".join(map(str, self.suspended()))
+        return self._failed(
+            f"at {self.url} was stopped by a signal (SIGSTOP) and has answered nothing for {seconds:g} s; kill -CONT "
+            f"{ids} would have let it continue.\nFind out what stops it, then resume the run with --load RUN_FOLDER."
+        )
+
     def wait_hang(self) -> bool:
         """Wait until it hangs or ends; return whether it hangs. Return False at once for a server without probes."""
         if self.health is None or self.wait_end(self.health.first_wait_s):
             return False
-        unanswered = 0
+        unanswered, first = 0, FirstAnswer(self.url)
         while not self.wait_end(0 if unanswered else self.health.interval_s):
+            has_answered = not self.health.first_answer_s or first.look()
             unanswered = unanswered + 1 if is_hung(self.url, limit_s=self.health.timeout_s) else 0
-            if unanswered >= self.health.probes:
+            if unanswered >= self.health.allowed(has_answered=has_answered):
                 self._silent_s = unanswered * self.health.timeout_s
                 return self.is_alive()
         return False
@@ -334,6 +361,36 @@ def is_hung(url: str, *, limit_s: float) -> bool:
     except (OSError, http.client.HTTPException):  # it ends, or an external one restarts
         return False
     return False
+
+
+class FirstAnswer:
+    """Notices when an engine has answered a request since it was first looked at; its warm-up does not count.
+
+    An engine does not report its answers: it has given one if it has computed and works on fewer sequences than before.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._first: Load | None = None
+        self._most_sequences = 0
+        self._has_answered = False
+
+    def look(self) -> bool:
+        """Return whether the engine has answered; asks its HTTP process, which answers while its scheduler is busy."""
+        load = None if self._has_answered else _load(self._url)
+        if load is not None:
+            self._first = self._first or load
+            has_computed = load.counters != self._first.counters
+            self._has_answered = has_computed and (not load.sequences or load.sequences < self._most_sequences)
+            self._most_sequences = max(self._most_sequences, load.sequences)
+        return self._has_answered
+
+
+def _load(url: str) -> Load | None:
+    try:
+        return read_load(call(url, LOADS, timeout_s=LONGEST_ANSWER_S))
+    except WeightSyncError:  # it ends, or is no engine
+        return None
 
 
 def _answers_with(status: int, url: str, path: str) -> bool:

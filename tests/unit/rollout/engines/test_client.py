@@ -182,6 +182,15 @@ async def test_an_engine_whose_counters_stand_still_fails_the_request(engine: Fa
     assert engine.calls.count("/v1/loads") == LOOKS
 
 
+async def test_the_first_response_of_an_engine_is_waited_for(engine: FakeEngine, clock: Clock, once: None) -> None:
+    engine.holds = engine.stuck = True
+    async with GenerateClient(engine.url, timeout_s=8, first_answer_s=200) as client:
+        with pytest.raises(RequestFailed) as failed:
+            await client.generate([3], sampling=ALONE)
+    assert failed.value.cause == "engine_timeout"
+    assert 200 <= clock() <= 200 + 2 * 8
+
+
 async def test_a_paused_engine_fails_no_request(engine: FakeEngine, clock: Clock) -> None:
     async with GenerateClient(engine.url, timeout_s=3) as client, aiohttp.ClientSession() as session:
         await session.post(f"{engine.url}/pause_generation", json={"mode": "retract"})
@@ -324,3 +333,15 @@ async def test_ids_that_would_kill_the_server_are_not_sent(
     with pytest.raises(EngineError, match="0 to 15"):
         await client.generate(ids, sampling=ALONE)
     assert engine.calls == []
+
+
+async def test_once_an_engine_has_answered_the_ordinary_limit_counts(
+    engine: FakeEngine, clock: Clock, once: None
+) -> None:
+    async with GenerateClient(engine.url, timeout_s=1e6, first_answer_s=1e6) as client:
+        await client.generate([3], sampling=ALONE)
+        engine.holds = engine.stuck = True
+        answered_s, client._timeout_s = clock(), 8
+        with pytest.raises(RequestFailed):
+            await client.generate([3], sampling=ALONE)
+        assert clock() - answered_s <= 2 * 8

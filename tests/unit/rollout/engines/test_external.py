@@ -14,7 +14,7 @@ from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import ConfigError, EngineError
 from slime_core.rollout.engines import external, server
 from slime_core.rollout.engines.engine import Worker
-from slime_core.rollout.engines.external import ExternalWatcher, discover
+from slime_core.rollout.engines.external import ExternalWatcher, discover, require_eval_servers_reachable
 from slime_core.weights.engine_control import call
 from slime_testing.fake_engine import FakeEngine
 
@@ -69,6 +69,7 @@ def test_the_requirements_come_from_the_settings(engine):
         ({"dtype": "float"}, "--bf16", "dtype = float32.* --dtype bfloat16.* --bf16"),
         ({"dtype": "auto"}, "", "dtype = float16.* --dtype float32"),
         ({"enable_fp32_lm_head": True}, "", "enable_fp32_lm_head = True.* fp32_lm_head = False"),
+        ({"is_generation": False}, "", "--is-embedding"),
         ({}, "--use-rollout-routing-replay", "use_rollout_routing_replay.* --enable-return-routed-experts"),
         ({}, "--pause-generation-mode in_place", "pause_generation_mode = in_place.* --disable-radix-cache"),
         ({"model_path": "/far/away"}, "", f"/far/away.* {MODEL}"),
@@ -80,6 +81,18 @@ def test_the_requirements_come_from_the_settings(engine):
 )
 def test_an_engine_that_cannot_serve_is_refused_with_the_reason(engine, info, line, names):
     assert re.search(names, reason(engine, line.split(), **info))
+
+
+def test_an_evaluation_that_no_engine_serves_is_refused(engine):
+    require_eval_servers_reachable({})
+    require_eval_servers_reachable({"aime": engine.url, "gsm8k": f"{engine.url}/"})
+    url = engine.url
+    engine.stop()
+    with pytest.raises(ConfigError) as failure:
+        require_eval_servers_reachable({"aime": url, "gsm8k": "http://127.0.0.1:99999"})
+    _, aime, gsm8k, _ = str(failure.value).splitlines()
+    assert f" aime: model = {url}: ConnectionRefusedError: " in aime
+    assert " gsm8k: model = http://127.0.0.1:99999: ValueError: " in gsm8k
 
 
 def test_prefill_and_decode_engines_are_recognised(engine):

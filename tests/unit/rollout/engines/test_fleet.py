@@ -15,7 +15,7 @@ import pytest
 
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC, RunConfig
-from slime_core.errors import RemoteError
+from slime_core.errors import ConfigError, RemoteError
 from slime_core.rollout.engines import fleet
 from slime_core.rollout.engines.engine import EngineSettings, RouterSettings, SGLangServer, Worker
 from slime_core.rollout.engines.fleet import EngineFleet, Site, Supervision, masks_up_to
@@ -177,6 +177,18 @@ def test_an_engine_hangs_after_the_time_that_sglang_gives_a_forward_pass(
     assert health.probes * health.timeout_s == limit_s
 
 
+@pytest.mark.parametrize(("line", "limit_s"), [("", 600.0), ("--engine-start-timeout-s 50", 50.0)])
+def test_the_first_response_of_a_gpu_engine_may_take_as_long_as_its_start(
+    started: Any, start: Start, monkeypatch: pytest.MonkeyPatch, line: str, limit_s: float
+) -> None:
+    monkeypatch.setattr(fleet, "start_limit_s", lambda requested, _: requested or 600.0)
+    for on_gpus, first_answer_s in ((True, limit_s), (False, 0.0)):
+        made = start(line, on_gpus=on_gpus)
+        engine = started["engine 0"].settings
+        assert engine.start_timeout_s == limit_s
+        assert (engine.health.first_answer_s, made.first_answer_s()) == (first_answer_s, first_answer_s)
+
+
 @pytest.mark.parametrize(
     ("line", "largest"),
     [
@@ -330,3 +342,11 @@ def test_every_server_is_waited_for_at_the_end_though_an_actor_is_dead(
     monkeypatch.setattr(fleet, "wait_for", lost)
     made.stop()
     assert waited == [1, 1, 1]
+
+
+def test_nothing_is_started_where_no_engine_serves_an_evaluation(started: Any, start: Start) -> None:
+    with FakeEngine() as engine:
+        url = engine.url
+    with pytest.raises(ConfigError, match=f"aime: model = {url}: ConnectionRefusedError"):
+        start(f"--eval-datasets \"name = 'aime', path = 'aime.jsonl', model = '{url}'\"")
+    assert started == {}

@@ -21,6 +21,8 @@ from slime_core.errors import EngineError
 from slime_core.rollout.engines import actors
 from slime_core.rollout.engines import server as module
 from slime_core.rollout.engines.server import HealthCheck, Server, free_ports
+from slime_core.weights.engine_control import call
+from slime_testing.fake_engine import FakeEngine
 from tests.processes import children, left_of
 
 ANSWER = """
@@ -91,6 +93,20 @@ def test_a_server_is_ready_when_it_answers_and_gone_when_it_is_stopped(tmp_path:
         server.check_alive()
 
 
+def test_a_server_that_a_signal_stops_ends_the_run_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "LOOK_S", 0.05)
+    monkeypatch.setattr(actors, "SUSPENDED_LIMIT_S", 0.2)
+    with toy(tmp_path, ANSWER) as server:
+        server.wait_ready()
+        pid = process_of(server)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(EngineError, match=rf"engine 0 at {server.url} .* kill -CONT {pid} "):
+            actors.ServerActor(server).watch()
+        os.kill(pid, signal.SIGCONT)
+
+
 HANG = """
 import socket, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -121,6 +137,40 @@ def test_an_engine_whose_scheduler_hangs_ends_the_run_and_is_named(
         pid = process_of(server)
         with pytest.raises(EngineError, match=rf"engine 0 at {server.url} .* 0\.5 s.*\n?.* N in {pid}\."):
             actors.ServerActor(server).watch()
+
+
+@pytest.mark.parametrize(
+    ("answers_at", "probes"), [(None, 5), (0, 3), (1, 4)], ids=["never", "before", "after the first probe"]
+)
+def test_an_engine_that_has_answered_nothing_yet_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers_at: int | None, probes: int
+) -> None:
+    """Four unanswered probes are one too many for an engine that has answered, and too few for one that compiles."""
+    server, asked = toy(tmp_path, ""), 0
+
+    def is_hung(url: str, *, limit_s: float) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked != 1 or answers_at is None or answers_at == 0
+
+    monkeypatch.setattr(module, "is_hung", is_hung)
+    monkeypatch.setattr(module.FirstAnswer, "look", lambda _: answers_at is not None and asked >= answers_at)
+    monkeypatch.setattr(server, "wait_end", lambda _: False)
+    monkeypatch.setattr(server, "is_alive", lambda: True)
+    server.health = HealthCheck(timeout_s=15, probes=3, first_answer_s=75)
+    assert server.wait_hang()
+    assert asked == probes
+    assert f" {15 * (5 if answers_at is None else 3)} s" in str(server.hang())
+
+
+def test_an_engine_has_answered_when_it_has_fewer_sequences_than_before() -> None:
+    with FakeEngine() as engine:
+        first = module.FirstAnswer(engine.url)
+        assert not first.look()
+        call(engine.url, "/generate", {"input_ids": [3], "sampling_params": {"max_new_tokens": 4}}, timeout_s=60)
+        assert first.look()
+    assert first.look()
+    assert not module.FirstAnswer(engine.url).look()  # it is gone
 
 
 @pytest.mark.parametrize(("scheduler_s", "ready"), [(0.2, 200), (60, 503)], ids=["busy", "paused"])
