@@ -148,7 +148,8 @@ class EngineConfig(Section):
     sglang_context_length: PositiveInt | None = None
     """Maximum tokens of prompt plus response. None: as the model's config.json says."""
     engine_start_timeout_s: PositiveFloat | None = None
-    """Seconds until a starting engine must answer. None: 600, plus the time to read its weights at 0.5 GB/s."""
+    """Seconds until a starting engine must answer, and then until its first response. None: 600, plus the time to read
+    its weights at 0.5 GB/s."""
     use_fault_tolerance: Annotated[
         bool | None,
         Conflicts(
@@ -168,9 +169,10 @@ class EngineConfig(Section):
     rollout_health_check_interval: PositiveFloat = 10.0
     """Seconds between two probes of an engine."""
     rollout_health_check_timeout: PositiveFloat = 15.0
-    """Seconds that an engine's scheduler has to answer one probe; after three failed probes in a row it hangs."""
+    """Seconds that an engine's scheduler has to answer one probe; after three failed ones in a row it hangs. Before its
+    first response, a GPU engine has engine_start_timeout_s to answer."""
     rollout_health_check_first_wait: NonNegativeFloat = 0.0
-    """Seconds from an engine's start to its first probe; a GPU engine may first compile kernels."""
+    """Seconds from an engine's start to its first probe."""
     engine_groups: tuple[EngineGroup, ...] = ()
     """Groups of the policy's engines with settings of their own; together they have rollout_num_gpus. Empty: all alike.
 

@@ -63,8 +63,8 @@ WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 
 def start_limit_s(requested: float | None, model: Path) -> float:
-    """Return the seconds that a server of the checkpoint in ``model`` may take to start: ``requested``, or if it is
-    None the time that its weights need."""
+    """Return the seconds that a server of the checkpoint in ``model`` may take to start, and to answer its first
+    request: ``requested``, or if it is None what its weights need."""
     if requested is not None:
         return requested
     sizes = (sum(file.stat().st_size for file in model.glob(pattern)) for pattern in WEIGHT_FILES)
