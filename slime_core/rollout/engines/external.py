@@ -157,7 +157,7 @@ def _reasons(report: EngineReport, config: RunConfig, model: Path) -> list[str]:
             f"{'leave --bf16 out' if config.model.bf16 else 'write --bf16 if it is bfloat16'}"
         )
     if not report.is_generation:
-        found.append("it serves embeddings; start it without --is-embedding")
+        reasons.append("it serves embeddings; start it without --is-embedding")
     if config.learner.use_rollout_routing_replay and not report.enable_return_routed_experts:
         reasons.append("use_rollout_routing_replay needs the routes; start it with --enable-return-routed-experts")
     if report.enable_fp32_lm_head != config.learner.fp32_lm_head:
