@@ -138,3 +138,25 @@ def test_masked_tokens_of_a_correction_may_have_any_weight(suite_of: Callable[..
 def test_a_masking_of_what_came_nearer_may_be_intended(suite_of: Callable[..., Any]) -> None:
     tested = suite_of(CorrectionSuite, CORRECTION.replace(*FLIPPED[:2]), TRUNCATED, cuts_what_rose=True)
     getattr(tested(), f"test_{LEFT}")()
+
+
+READS_ENGINE = 'reads_engine={"top": EngineColumn({"top_logprobs_num": 2}, lambda answer: [], width=2)}'
+
+
+@pytest.mark.parametrize(
+    ("suite", "source", "target", "old"),
+    [
+        (PolicyLossSuite, LOSS, "policy_loss('mine', Loss", ADVANTAGES),
+        (CorrectionSuite, CORRECTION, "correction('mine', Truncated", "ratio_T.clamp(max=2.0)"),
+    ],
+)
+def test_a_component_may_read_data_of_the_engine(
+    suite: Any, source: str, target: str, old: str, holds: Callable[..., None], violation: Callable[..., str]
+) -> None:
+    imported = f"from slime_core import EngineColumn\n{source}"
+    reading = imported.replace(old, f"{old} * (1.0 + 0.0 * terms.engine_columns_T['top'][:, 0])")
+    added = f"{target}, {READS_ENGINE})"
+    holds(suite, reading, added)
+    name = OTHERS if suite is PolicyLossSuite else "a_sequence_does_not_depend_on_the_rest_of_the_batch"
+    whitened = "(terms.engine_columns_T['top'].sum() + 1.0)"
+    violation(suite, imported, added, (old, f"{old} * {whitened}", name))

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from slime_core import CorrectionOutput, CorrectionTerms
 from slime_testing.harness import Kind
-from slime_testing.packed import EMPTY, Packing, concatenated, require_column, require_equal, require_unchanged, rows
+from slime_testing.packed import (
+    EMPTY,
+    Packing,
+    concatenated,
+    joined,
+    require_column,
+    require_equal,
+    require_unchanged,
+    rows,
+)
 from slime_testing.suite import ComponentSuite, given, require
 
 __all__ = ["CorrectionSuite"]
@@ -35,7 +44,7 @@ class CorrectionSuite(ComponentSuite):
 
     @given(packing=rows(), spread=st.sampled_from([0.01, 0.5, 5.0]))
     def test_weights_are_finite_and_not_negative(self, packing: Packing, spread: float) -> None:
-        output = self._corrected(_terms(packing, spread))
+        output = self._corrected(self._terms(packing, spread))
         require_column("weights_T", output.weights_T, packing.mask_T)
         weights_T = output.weights_T[(packing.mask_T * output.mask_T) != 0]
         require(
@@ -45,7 +54,7 @@ class CorrectionSuite(ComponentSuite):
 
     @given(packing=rows(some_masked=True), spread=st.sampled_from([0.01, 0.5, 5.0]))
     def test_the_mask_is_never_widened(self, packing: Packing, spread: float) -> None:
-        mask_T = self._corrected(_terms(packing, spread)).mask_T
+        mask_T = self._corrected(self._terms(packing, spread)).mask_T
         require_column("mask_T", mask_T, packing.mask_T)
         require(bool(((mask_T == 0) | (mask_T == 1)).all()), f"the mask holds {mask_T.tolist()}; 0 and 1 are wanted")
         require(
@@ -56,20 +65,20 @@ class CorrectionSuite(ComponentSuite):
 
     @given(packing=rows())
     def test_metrics_are_one_number_a_token(self, packing: Packing) -> None:
-        for name, values_T in self._corrected(_terms(packing, 0.5)).metrics_T.items():
+        for name, values_T in self._corrected(self._terms(packing, 0.5)).metrics_T.items():
             require_column(f"the metric {name!r}", values_T, packing.mask_T)
             require(not values_T.requires_grad, f"the metric {name!r} carries a gradient; detach it")
 
     @given(packing=rows())
     def test_the_terms_are_not_changed(self, packing: Packing) -> None:
-        terms = _terms(packing, 0.5)
+        terms = self._terms(packing, 0.5)
         before = {name: getattr(terms, name).clone() for name in _COLUMNS}
         self._corrected(terms)
         require_unchanged(before, {name: getattr(terms, name) for name in _COLUMNS})
 
     @given(packing=rows(some_masked=True), hole=st.sampled_from([math.nan, math.inf, -math.inf]))
     def test_what_masked_tokens_hold_does_not_leak(self, packing: Packing, hole: float) -> None:
-        terms = _terms(packing, 0.5)
+        terms = self._terms(packing, 0.5)
         holes = {name: getattr(terms, name).masked_fill(terms.mask_T == 0, hole) for name in _READ}
         clean, holed = self._corrected(terms), self._corrected(replace(terms, **holes))
         advice = "Leave masked tokens out with torch.where before anything is computed."
@@ -79,20 +88,20 @@ class CorrectionSuite(ComponentSuite):
 
     @given(packing=rows(), rest=rows())
     def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(self, packing: Packing, rest: Packing) -> None:
-        alone, together = self._corrected(_terms(packing, 0.5)), self._corrected(_joined(packing, rest))
+        alone, together = self._corrected(self._terms(packing, 0.5)), self._corrected(self._joined(packing, rest))
         for name in ("weights_T", "mask_T"):
             found_T, wanted_T = getattr(together, name)[: len(packing.mask)], getattr(alone, name)
             require_equal(found_T, wanted_T, f"{name} of a sequence changes with the other sequences in the batch.")
 
     @given(packing=st.sampled_from(EMPTY))
     def test_a_rank_without_tokens_is_taken(self, packing: Packing) -> None:
-        output = self._corrected(_terms(packing, 0.5))
+        output = self._corrected(self._terms(packing, 0.5))
         for name in ("weights_T", "mask_T"):
             require_column(name, getattr(output, name), packing.mask_T)
 
     @given(packing=rows())
     def test_nothing_is_corrected_where_trainer_and_engine_agree(self, packing: Packing) -> None:
-        output = self._corrected(_terms(packing, 0.0))
+        output = self._corrected(self._terms(packing, 0.0))
         trained_T = packing.mask_T != 0
         agree = "trainer and engine give every token the same log-probability, "
         require_equal(output.mask_T, packing.mask_T, f"{agree}and tokens are masked.")
@@ -101,7 +110,7 @@ class CorrectionSuite(ComponentSuite):
 
     @given(packing=rows(), sign=st.sampled_from([1, -1]))
     def test_the_ratio_is_trainer_over_engine(self, packing: Packing, sign: int) -> None:
-        terms = _terms(packing, 0.0)
+        terms = self._terms(packing, 0.0)
         moved_T = terms.log_probs_T + sign * STEP
         moved = replace(terms, log_probs_T=moved_T, current_log_probs_T=moved_T)
         output = self._corrected(moved)
@@ -116,7 +125,7 @@ class CorrectionSuite(ComponentSuite):
 
     @given(packing=rows(), step=st.sampled_from([STEP, 5.0]))
     def test_what_the_actor_left_is_cut_before_what_it_came_to(self, packing: Packing, step: float) -> None:
-        terms = replace(_terms(packing, 0.0), advantages_T=-torch.ones_like(packing.mask_T))
+        terms = replace(self._terms(packing, 0.0), advantages_T=-torch.ones_like(packing.mask_T))
         then_T = terms.log_probs_T
         rose_T, fell_T = (self._kept(replace(terms, current_log_probs_T=then_T + sign * step)) for sign in (1, -1))
         require(
@@ -136,6 +145,15 @@ class CorrectionSuite(ComponentSuite):
         found = type(output).__name__
         require(isinstance(output, CorrectionOutput), f"it returned {found}; CorrectionOutput is wanted")
         return output
+
+    def _terms(self, packing: Packing, spread: float) -> CorrectionTerms:
+        columns = packing.engine_columns(self.traits().reads_engine)
+        return replace(_terms(packing, spread), engine_columns_T=columns)
+
+    def _joined(self, packing: Packing, rest: Packing) -> CorrectionTerms:
+        reads = self.traits().reads_engine
+        columns = joined(packing.engine_columns(reads), concatenated(packing, rest)[0].engine_columns(reads))
+        return replace(_joined(packing, rest), engine_columns_T=columns)
 
 
 def _terms(packing: Packing, spread: float) -> CorrectionTerms:

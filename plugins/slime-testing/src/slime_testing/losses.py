@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from slime_core import LossOutput, LossSettings, LossTerms
 from slime_testing.harness import Kind
-from slime_testing.packed import EMPTY, Packing, concatenated, require_column, require_equal, require_unchanged, rows
+from slime_testing.packed import (
+    EMPTY,
+    Packing,
+    concatenated,
+    joined,
+    require_column,
+    require_equal,
+    require_unchanged,
+    rows,
+)
 from slime_testing.suite import ComponentSuite, given, require
 
 __all__ = ["PolicyLossSuite"]
@@ -27,7 +36,7 @@ class PolicyLossSuite(ComponentSuite):
 
     @given(packing=rows(), settings=settings)
     def test_every_token_gets_one_finite_loss(self, packing: Packing, settings: LossSettings) -> None:
-        terms = _terms(packing, settings)
+        terms = self._terms(packing, settings)
         output = self.make()(terms)
         require(isinstance(output, LossOutput), f"the loss returned {type(output).__name__}; LossOutput is wanted")
         require_column("loss_T", output.loss_T, terms.mask_T)
@@ -35,14 +44,14 @@ class PolicyLossSuite(ComponentSuite):
 
     @given(packing=rows(), settings=settings)
     def test_metrics_are_one_number_a_token_without_gradient(self, packing: Packing, settings: LossSettings) -> None:
-        terms = _terms(packing, settings)
+        terms = self._terms(packing, settings)
         for name, values_T in self.make()(terms).metrics_T.items():
             require_column(f"the metric {name!r}", values_T, terms.mask_T)
             require(not values_T.requires_grad, f"the metric {name!r} carries a gradient; detach it")
 
     @given(packing=rows(some_masked=True), settings=settings)
     def test_masked_tokens_have_no_loss_and_no_gradient(self, packing: Packing, settings: LossSettings) -> None:
-        terms = _terms(packing, settings)
+        terms = self._terms(packing, settings)
         loss_T, gradient_T = self._loss_and_gradient(terms)
         masked_T = terms.mask_T == 0
         require(not loss_T[masked_T].any(), f"masked tokens have the losses {loss_T[masked_T].tolist()}, not exactly 0")
@@ -50,7 +59,7 @@ class PolicyLossSuite(ComponentSuite):
 
     @given(packing=rows(some_masked=True), settings=settings, hole=st.sampled_from([math.nan, math.inf, -math.inf]))
     def test_what_masked_tokens_hold_does_not_leak(self, packing: Packing, settings: LossSettings, hole: float) -> None:
-        terms = _terms(packing, settings)
+        terms = self._terms(packing, settings)
         loss_T, gradient_T = self._loss_and_gradient(_with_holes(terms, hole))
         require(
             bool(loss_T.isfinite().all() and gradient_T.isfinite().all()),
@@ -65,8 +74,8 @@ class PolicyLossSuite(ComponentSuite):
         self, packing: Packing, rest: Packing, settings: LossSettings
     ) -> None:
         tokens = len(packing.mask)
-        alone = self._loss_and_gradient(_terms(packing, settings))
-        together = self._loss_and_gradient(_joined(packing, rest, settings))
+        alone = self._loss_and_gradient(self._terms(packing, settings))
+        together = self._loss_and_gradient(self._joined(packing, rest, settings))
         for what, alone_T, together_T in zip(("losses", "gradients"), alone, together, strict=True):
             require_equal(
                 together_T[:tokens],
@@ -77,14 +86,14 @@ class PolicyLossSuite(ComponentSuite):
 
     @given(packing=st.sampled_from(EMPTY), settings=settings)
     def test_a_rank_without_tokens_is_taken(self, packing: Packing, settings: LossSettings) -> None:
-        terms = _terms(packing, settings)
+        terms = self._terms(packing, settings)
         require_column("loss_T", self._loss_and_gradient(terms)[0], terms.mask_T)
         for name, values_T in self.make()(terms).metrics_T.items():
             require_column(f"the metric {name!r}", values_T, terms.mask_T)
 
     @given(packing=rows(), settings=settings)
     def test_the_terms_are_not_changed(self, packing: Packing, settings: LossSettings) -> None:
-        terms = _terms(packing, settings)
+        terms = self._terms(packing, settings)
         leaf_T = terms.log_probs_T
         held = replace(terms, log_probs_T=leaf_T * 1.0)  # not a leaf, because torch refuses in-place writes to leaves
         before = {name: column.detach().clone() for name, column in _columns(held).items()}
@@ -93,7 +102,7 @@ class PolicyLossSuite(ComponentSuite):
 
     @given(packing=rows())
     def test_the_gradient_comes_through_log_probs(self, packing: Packing) -> None:
-        terms = _terms(packing, LossSettings())
+        terms = self._terms(packing, LossSettings())
         on_policy = replace(terms, old_log_probs_T=terms.log_probs_T.detach().clone())
         trained_T = on_policy.mask_T != 0
         _, gradient_T = self._loss_and_gradient(on_policy)
@@ -110,6 +119,15 @@ class PolicyLossSuite(ComponentSuite):
         (gradient_T,) = torch.autograd.grad(loss_T.sum(), terms.log_probs_T, allow_unused=True)
         require(gradient_T is not None, "the loss does not depend on log_probs_T, so nothing would be trained")
         return loss_T.detach(), gradient_T
+
+    def _terms(self, packing: Packing, settings: LossSettings) -> LossTerms:
+        columns = packing.engine_columns(self.traits().reads_engine)
+        return replace(_terms(packing, settings), engine_columns_T=columns)
+
+    def _joined(self, packing: Packing, rest: Packing, settings: LossSettings) -> LossTerms:
+        reads = self.traits().reads_engine
+        columns = joined(packing.engine_columns(reads), concatenated(packing, rest)[0].engine_columns(reads))
+        return replace(_joined(packing, rest, settings), engine_columns_T=columns)
 
 
 def _terms(packing: Packing, settings: LossSettings) -> LossTerms:

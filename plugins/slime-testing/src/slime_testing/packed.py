@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
+from slime_core import EngineColumn
 from slime_testing.suite import require
 
 __all__ = [
@@ -16,6 +18,7 @@ __all__ = [
     "Packing",
     "SequenceSums",
     "concatenated",
+    "joined",
     "require_column",
     "require_equal",
     "require_unchanged",
@@ -49,6 +52,17 @@ class Packing:
         generator = torch.Generator().manual_seed(self.seed * 101 + number)
         return torch.empty(len(self.mask)).uniform_(low, high, generator=generator)
 
+    def engine_columns(self, reads_engine: Mapping[str, EngineColumn]) -> dict[str, torch.Tensor]:
+        """Return random data of the engine, name -> float32 [T, width], between -8 and 0 as log-probabilities are."""
+        numbers = count(FIRST_ENGINE_COLUMN)
+        return {
+            name: torch.stack([self.uniform(next(numbers), low=-8.0, high=0.0) for _ in range(column.width)], dim=-1)
+            for name, column in reads_engine.items()
+        }
+
+
+FIRST_ENGINE_COLUMN = 100
+"""Number of the first random column of the engine; the suites number their other columns from 0."""
 
 EMPTY = (Packing((), (), 0), Packing((0,), (), 0), Packing((0, 0), (), 0))
 """Packings without tokens, as on a context-parallel rank that has only prompts of its sequences."""
@@ -88,6 +102,11 @@ def concatenated(packing: Packing, rest: Packing) -> tuple[Packing, SequenceSums
     """Return ``rest`` with other values, and the sums over the sequences of ``packing`` and then of ``rest``."""
     other = replace(rest, seed=packing.seed + 1000)
     return other, SequenceSums(packing.lengths + other.lengths)
+
+
+def joined(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tokens of each column of ``first``, followed by those of ``second``."""
+    return {name: torch.cat([column, second[name]]) for name, column in first.items()}
 
 
 def require_column(what: str, values_T: Any, like_T: torch.Tensor) -> None:
