@@ -108,8 +108,8 @@ def test_a_neighbour_precedes_an_installed_package_and_not_the_standard_library(
 
 
 def test_other_files_of_the_folder_cannot_be_imported(folder: Path) -> None:
-    Path("late.py").write_text("VALUE = 7\n")
-    Path("mine.py").write_text("import importlib\ndef reward(): return importlib.import_module('late')\n")
+    Path("outside.py").write_text("VALUE = 7\n")
+    Path("mine.py").write_text("import importlib\ndef reward(): return importlib.import_module('outside')\n")
     with pytest.raises(ModuleNotFoundError):
         function("mine.py:reward")()
 
