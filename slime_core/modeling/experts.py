@@ -176,7 +176,7 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
         tokens = permuted_local_hidden_states
         first = [expert.linear_fc1.weight for expert in self.local_experts]
         second = [expert.linear_fc2.weight for expert in self.local_experts]
-        if not (self._is_plain and tokens.numel() and _are_aligned(first[0], second[0])):
+        if not (self._is_plain and _are_aligned(first[0], second[0])):
             found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(tokens, tokens_per_expert, permuted_probs)
             return found
         ends = tokens_per_expert.cumsum(0).to(tokens.device, torch.int32)

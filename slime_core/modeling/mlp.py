@@ -209,7 +209,7 @@ def grouped_linear(tokens: torch.Tensor, ends: torch.Tensor, weights: list[torch
     Arguments:
         tokens: [n, in], sorted by group.
         ends: int32 [groups], on the device of ``tokens``, the end of each group; the last is n.
-        weights: [out, in] for each group; a group without tokens gets a gradient of zeros.
+        weights: [out, in] for each group; a group without tokens gets a gradient of zeros, even if all are empty.
     """
     product: torch.Tensor = _GroupedLinear.apply(tokens, ends, *weights)  # type: ignore[no-untyped-call]
     return product
@@ -242,6 +242,14 @@ def _leaves_empty_groups(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 10
 
 
+def _grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Multiply the groups of ``a`` by those of ``b``, of which 2-D operands have rows or columns up to ``ends``."""
+    if a.numel():
+        return grouped_mm(a, b, offs=ends)
+    # All groups are empty. torch's kernel refuses the strides of such operands.
+    return a.new_zeros((len(a), b.size(2)) if b.dim() == 3 else (len(ends), len(a), b.size(1)))
+
+
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, ends: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
@@ -252,7 +260,7 @@ class _GroupedLinear(torch.autograd.Function):
             whole = torch.stack(weights)
         else:
             ctx.save_for_backward(tokens, ends, whole)
-        return grouped_mm(tokens, whole.transpose(1, 2), offs=ends)
+        return _grouped_product(tokens, whole.transpose(1, 2), ends)
 
     @staticmethod
     @once_differentiable
@@ -262,9 +270,9 @@ class _GroupedLinear(torch.autograd.Function):
         of_tokens: torch.Tensor | None = None
         of_weights: tuple[torch.Tensor | None, ...] = (None,) * ctx.num_weights
         if ctx.needs_input_grad[0]:
-            of_tokens = grouped_mm(gradient, weights[0] if ctx.is_view else torch.stack(weights), offs=ends)
+            of_tokens = _grouped_product(gradient, weights[0] if ctx.is_view else torch.stack(weights), ends)
         if any(ctx.needs_input_grad[2:]):
-            of_all = grouped_mm(gradient.t(), tokens, offs=ends)
+            of_all = _grouped_product(gradient.t(), tokens, ends)
             if _leaves_empty_groups(of_all.device):
                 zero_empty_groups(of_all, ends)
             of_weights = of_all.unbind()

@@ -93,6 +93,20 @@ def test_views_and_copies_give_the_same_bits():
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("start", [[0, 64, 128], [0, 64, 192]], ids=["views", "copies"])
+def test_groups_that_are_all_empty_have_gradients_of_zeros(start, dtype):
+    buffer = torch.randn(256, dtype=dtype)
+    weights = [buffer[first : first + 64].view(4, 16).requires_grad_() for first in start]
+    tokens = torch.zeros(0, 16, dtype=dtype, requires_grad=True)
+    product = grouped_linear(tokens, torch.zeros(3, dtype=torch.int32), weights)
+    assert product.shape == (0, 4)
+    product.sum().backward()
+    assert tokens.grad.shape == (0, 16)
+    assert all(weight.grad.shape == (4, 16) and not weight.grad.any() for weight in weights)
+    assert all(weight.grad.dtype is dtype for weight in [tokens, *weights])
+
+
 def test_gradients_of_empty_groups_are_zeroed_whatever_the_kernel_left(monkeypatch):
     product = mlp.grouped_mm
 
