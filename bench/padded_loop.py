@@ -5,8 +5,8 @@
 Both train SmolLM2-135M in fp32 in this process, in turn, with equally many threads: the same tokens, weights of the
 loss, PPO loss with given old log-probabilities, gradient clipping and fused AdamW, one optimizer step per round.
 
-    slime      ``Learner.train`` of one rank, as a run calls it: packing, Megatron's schedule, metrics with entropies,
-               checks of loss, gradients and weights
+    slime      ``LearnerRank.train``, as a run calls it: packing, Megatron's schedule, metrics with entropies, checks of
+               loss, gradients and weights
     padded     right-padded micro-batches in the order of the samples. Causal attention gives real tokens the same
                result without a mask, so none is passed. Logits are computed where a response token is predicted, and
                nowhere else; metrics are none
@@ -41,7 +41,7 @@ from slime_core.cli.activation import resolve
 from slime_core.components.construction import prepare_options
 from slime_core.components.selection import policy_loss
 from slime_core.learner import LearnerSettings
-from slime_core.learner.rank import Learner
+from slime_core.learner.rank import LearnerRank
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.runtime.machine import cpu_threads
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
@@ -125,7 +125,7 @@ def samples_of(name: str) -> list[Sample]:
 # --- slime -----------------------------------------------------------------------------------------------------------
 
 
-def build_learner() -> tuple[Learner, BatchPlan]:
+def build_learner() -> tuple[LearnerRank, BatchPlan]:
     """Build a learner of one rank as a run does; return it with the packing of its samples."""
     resolved, active = resolve(FLAGS)
     settings = LearnerSettings(
@@ -138,7 +138,7 @@ def build_learner() -> tuple[Learner, BatchPlan]:
         address=f"127.0.0.1:{reserve_port('127.0.0.1')}",
         num_threads=cpu_threads(),
     )
-    return Learner(settings, active.registry), BatchPlan.of(resolved.config, MODEL)
+    return LearnerRank(settings, active.registry), BatchPlan.of(resolved.config, MODEL)
 
 
 # --- The padded loop -------------------------------------------------------------------------------------------------
@@ -236,7 +236,9 @@ def micro_batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
 # --- Measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(learner: Learner, loop: PaddedLoop, shard: TrainBatch, *, rounds: int) -> tuple[Times, dict[str, float]]:
+def measure(
+    learner: LearnerRank, loop: PaddedLoop, shard: TrainBatch, *, rounds: int
+) -> tuple[Times, dict[str, float]]:
     """Return the seconds of every step by side, after a warm-up step; and the relative differences of loss and gradient
     norm at equal weights."""
     rows = rows_of(shard)

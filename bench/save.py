@@ -24,7 +24,8 @@ import torch.distributed as dist
 
 from slime_core.checkpoint.folder import RunState, draft_of
 from slime_core.config.schema import ClusterConfig, RunConfig
-from slime_core.learner.actor import LearnerActor, SaveSettings, complete
+from slime_core.learner.actor import LearnerActor
+from slime_core.learner.background_save import SaveSettings, complete
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.runtime.actors import uncollected
 from tests.engines.families import write

@@ -37,7 +37,9 @@ from slime_core.config.settings import core_values
 from slime_core.contracts import Place, RunInfo
 from slime_core.errors import DEATHS, SlimeError
 from slime_core.learner import LearnerSettings
-from slime_core.learner.actor import CriticActor, LearnerActor, LearnerHandle, NoLearner, SaveSettings
+from slime_core.learner.actor import CriticActor, LearnerActor
+from slime_core.learner.background_save import SaveSettings
+from slime_core.learner.handle import LearnerHandle, NoLearner
 from slime_core.loop import save, train
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.lifecycle import RESTORE, Hooks, PlaceStates

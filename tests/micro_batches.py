@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from slime_core.learner.micro_batches import MicroBatch
+from slime_core.learner.micro_batches import PackedMicroBatch
 
 
-def micro(**columns: Any) -> MicroBatch:
+def micro(**columns: Any) -> PackedMicroBatch:
     """Two samples of 3 and 2 tokens: the first with response tokens 0 and 1, the second with token 2; two rollouts."""
     values = {
         "mask_U": [1.0, 1.0, 1.0],
@@ -18,7 +18,7 @@ def micro(**columns: Any) -> MicroBatch:
         "rollout_log_probs_U": [-1.0, -2.0, -3.0],
         **columns,
     }
-    return MicroBatch(
+    return PackedMicroBatch(
         tokens_1T=torch.tensor([[10, 11, 12, 20, 21]]),
         position_ids_1T=torch.zeros(1, 5, dtype=torch.int64),
         cu_seqlens=torch.tensor([0, 3, 5], dtype=torch.int32),

@@ -69,7 +69,7 @@ def learner_of(
         options: plugin -> its options object; of a plugin that is not there, the defaults.
     """
     from slime_core.learner import LearnerSettings
-    from slime_core.learner.rank import Learner
+    from slime_core.learner.rank import LearnerRank
     from slime_core.plugins.activation import activate
 
     settings = LearnerSettings(
@@ -85,7 +85,7 @@ def learner_of(
         num_threads=1,
         layout=layout,
     )
-    return Learner(settings, activate(list(plugins), architecture=architecture).registry)
+    return LearnerRank(settings, activate(list(plugins), architecture=architecture).registry)
 
 
 def run_ranks(name: str, count: int, run: Callable[[int], None], *, limit_s: float) -> None:

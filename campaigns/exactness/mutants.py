@@ -197,7 +197,7 @@ def _no_gradient_of_sequence_sums() -> None:
 
 
 def _whitened_alone() -> None:
-    from slime_core.learner.columns import DataParallelSums
+    from slime_core.learner.advantages import DataParallelSums
 
     DataParallelSums.sum = lambda self, values: values.detach().clone()  # type: ignore[method-assign]
 

@@ -23,7 +23,7 @@ from examples.tiny_model import write_files
 from slime_core.config.learning import OptimizerConfig
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.learner import LearnerSettings
-from slime_core.learner.rank import Learner
+from slime_core.learner.rank import LearnerRank
 from slime_core.plugins.activation import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.shards import BatchPlan, make_shards
@@ -59,7 +59,7 @@ def write_random_model(folder: Path, *, seed: int) -> None:
     write_files(folder, files=model_files())  # save_pretrained has rewritten config.json in another format
 
 
-def make_learner(folder: Path, numbers: WarmUp) -> Learner:
+def make_learner(folder: Path, numbers: WarmUp) -> LearnerRank:
     """Create a learner of one process with the supervised policy loss."""
     optimizer = OptimizerConfig(
         lr=numbers.lr,
@@ -81,7 +81,7 @@ def make_learner(folder: Path, numbers: WarmUp) -> Learner:
         num_steps=numbers.steps,
         num_threads=2,
     )
-    return Learner(settings, active.registry)
+    return LearnerRank(settings, active.registry)
 
 
 def shard(encoder: PromptEncoder, batch: Sequence[tuple[str, str]], *, step: int) -> TrainBatch:
@@ -111,7 +111,7 @@ def sample(encoder: PromptEncoder, prompt: str, target: str, *, index: int) -> S
     )
 
 
-def write_trained_model(learner: Learner, start: Path, output: Path) -> None:
+def write_trained_model(learner: LearnerRank, start: Path, output: Path) -> None:
     """Write the learner's weights with the small files of ``start``."""
     from slime_core.weights.hugging_face import write
 

@@ -383,7 +383,7 @@ class ParallelConfig(Section):
 
 PARITY_BOUNDS = {"float32": (1e-4, 1e-3), "bfloat16": (0.1, 2.0), "mixture": (5e-3, 0.05)}
 """dtype (mixture: of experts, in float32) -> largest mean and largest single difference of log-probabilities that the
-parity gate accepts, in nats; ``learner.columns.Bounds`` says of how many tokens. Those of dense models are measured
+parity gate accepts, in nats; ``learner.parity.Bounds`` says of how many tokens. Those of dense models are measured
 with a margin by ``campaigns/parity.py``; the table is in ``docs/metrics.md``. Those of mixtures are chosen."""
 STRICT_PARITY_BOUNDS = (1e-5, 1e-4)
 """The same in float32 with ``true_on_policy_mode``: two to four times the worst of that table, which different kernels

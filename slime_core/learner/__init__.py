@@ -2,12 +2,13 @@
 
 The path of a rollout, in reading order:
 
-    actor             the ranks of learner and critic as Ray actors, and the driver's handle; checkpoints that ranks
-                      write while they train
-    rank              one rank: ``Learner.train`` runs the steps below, log-probabilities first: one forward pass for
-                      each role that the run reads, then the critic's values; writes its training data to a file
+    handle            all ranks, as the driver calls them
+    actor             the ranks of learner and critic as Ray actors
+    rank              one rank: ``LearnerRank.train`` runs the steps below, after the log-probabilities (a forward pass
+                      for each role that the run reads) and the critic's values; writes training data to a file
     micro_batches     packs the samples of a shard into rows
-    columns           fills the advantages that the steps read; the parity gate
+    advantages        fills the advantages that the steps read
+    parity            compares the log-probabilities of learner and engines, and ends the run if they differ
     frozen_models     weights of reference, teacher and old actor, loaded into the actor's model for a pass; the
                       columns that the run reads
     trained_model     chunks in DDP; passes through Megatron's schedule, routing replay, the optimizer step; freezing
@@ -17,6 +18,7 @@ The path of a rollout, in reading order:
 
 Around it:
 
+    background_save   checkpoints that the ranks write while they train
     components        builds the run's components that work on a rank, and checks them
     critic            the critic's model: a head with one number per token, value loss, optimizer; one process of a
                       separate critic, on ranks without the actor

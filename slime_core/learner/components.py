@@ -10,7 +10,7 @@ from slime_core.components.selection import SETTINGS_READ
 from slime_core.contracts import AdvantageSettings, LearnerInfo, LossParts
 from slime_core.errors import PluginError
 from slime_core.learner import LearnerSettings
-from slime_core.learner.columns import DataParallelSums, TokenEstimation
+from slime_core.learner.advantages import DataParallelSums, TokenEstimation
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
 from slime_core.learner.trained_model import NamedSpec
 from slime_core.plugins.lifecycle import Hooks

@@ -24,15 +24,15 @@ from slime_core.config.model_config import described, forward_flops
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError
 from slime_core.learner import LearnerSettings
+from slime_core.learner.advantages import in_shard_order
 from slime_core.learner.checks import (
     require_finite_metrics,
     require_finite_weights,
     require_loss_weight,
     require_same_model,
 )
-from slime_core.learner.columns import in_shard_order
 from slime_core.learner.critic_reshard import SampleIndex, TokenValues, gather_tokens, reshard
-from slime_core.learner.micro_batches import MicroBatch
+from slime_core.learner.micro_batches import PackedMicroBatch
 from slime_core.learner.objective import MetricSums, average_metrics
 from slime_core.learner.process import leave_process_groups, prepare_process
 from slime_core.learner.trained_model import (
@@ -101,14 +101,14 @@ class Critic:
         """
         self.trained.load(critic_part(folder))
 
-    def fill_values(self, micro_batches: Sequence[MicroBatch]) -> None:
+    def fill_values(self, micro_batches: Sequence[PackedMicroBatch]) -> None:
         """Start a rollout: fill the values of all micro-batches' response tokens, on the last pipeline stage."""
         self.trained.begin_rollout()
         found = forward_only(self.trained.model, micro_batches, _response_values)
         for micro, values_U in zip(micro_batches, found, strict=False):  # earlier stages have none
             micro.values_U = values_U
 
-    def step(self, micro_batches: Sequence[MicroBatch], *, rollout: int) -> dict[str, float]:
+    def step(self, micro_batches: Sequence[PackedMicroBatch], *, rollout: int) -> dict[str, float]:
         """Take one optimizer step on the value loss; a token has the same weight as in the policy loss.
 
         Returns:
@@ -126,7 +126,7 @@ class Critic:
         require_finite_metrics(metrics, rollout, of="critic_")
         return metrics
 
-    def _value_loss(self, micro: MicroBatch, output_1T1: torch.Tensor) -> tuple[torch.Tensor, MetricSums]:
+    def _value_loss(self, micro: PackedMicroBatch, output_1T1: torch.Tensor) -> tuple[torch.Tensor, MetricSums]:
         old_U, returns_U = micro.values_U, micro.returns_U
         assert old_U is not None, "values are there before the critic learns"
         assert returns_U is not None, "returns are there before the critic learns them"
@@ -161,7 +161,7 @@ def critic_optimizer(config: RunConfig) -> OptimizerConfig:
     return config.optimizer.model_copy(update=given | whole)
 
 
-def _response_values(micro: MicroBatch, output_1T1: torch.Tensor) -> torch.Tensor:
+def _response_values(micro: PackedMicroBatch, output_1T1: torch.Tensor) -> torch.Tensor:
     """Return the value of each response token, from the row that predicts it: float32 [u]."""
     return output_1T1.squeeze(0).index_select(0, micro.rows_U).squeeze(-1).float()
 
@@ -280,7 +280,7 @@ class CriticRank:
     """One rank of the critic. Methods are collective over all its ranks."""
 
     def __init__(self, settings: LearnerSettings, registry: Registry) -> None:
-        """Join the process group and build the critic; raises as :class:`~slime_core.learner.rank.Learner` does."""
+        """Join the process group and build the critic; raises as :class:`~slime_core.learner.rank.LearnerRank` does."""
         from slime_core.cpu import megatron
 
         megatron.install()
@@ -293,7 +293,7 @@ class CriticRank:
         self._spec = build_model_spec(registry, settings, hooks=hooks)
         self.critic = Critic(self._spec, settings=settings)
         choose_kernels(self.critic.trained.chunks, settings.config, device=self._device)
-        self._steps: list[list[MicroBatch]] = []
+        self._steps: list[list[PackedMicroBatch]] = []
         self._shards: Sequence[TrainBatch] = ()
         self._places: list[SampleIndex] = []
 
@@ -350,5 +350,5 @@ class CriticRank:
         """Leave the process group."""
         leave_process_groups()
 
-    def _micro_batches(self) -> list[MicroBatch]:
+    def _micro_batches(self) -> list[PackedMicroBatch]:
         return [micro for step in self._steps for micro in step]

@@ -27,7 +27,7 @@ from slime_core.learner.trained_model import ACTOR, OLD_ACTOR, REFERENCE, TEACHE
 
 if TYPE_CHECKING:
     from slime_core.checkpoint.sharded import StateCopy
-    from slime_core.learner.columns import TokenEstimation
+    from slime_core.learner.advantages import TokenEstimation
 
 Weights = dict[str, torch.Tensor]
 

@@ -2,7 +2,7 @@
 has the same packing.
 
     make_micro_batches   the micro-batches of every optimizer step of a shard
-    MicroBatch           one row; forward passes and the advantage estimator fill its columns
+    PackedMicroBatch           one row; forward passes and the advantage estimator fill its columns
     PackedSequences      positions of a row's samples: each is a sequence, or several that samples share
     RowInputs            inputs of the model that samples carry in addition to tokens, such as images
 
@@ -64,7 +64,7 @@ class RowInputs:
 
 
 @dataclass(slots=True)
-class MicroBatch:
+class PackedMicroBatch:
     """b samples packed into one row; this rank holds t tokens of it and predicts u response tokens.
 
     Arguments:
@@ -172,7 +172,7 @@ def make_micro_batches(
     context_rank: int = 0,
     share: bool = False,
     max_tokens: int | None = None,
-) -> list[list[MicroBatch]]:
+) -> list[list[PackedMicroBatch]]:
     """Build the micro-batches of every optimizer step of ``shard``, as tensors on ``device``.
 
     Arguments:
@@ -219,7 +219,7 @@ class _Rows:
     device: torch.device | str
     shared: Prefixes | None
 
-    def micro_batch(self, members: np.ndarray, step: StepPlan) -> MicroBatch:
+    def micro_batch(self, members: np.ndarray, step: StepPlan) -> PackedMicroBatch:
         """Build one row of ``step`` from the samples ``members`` of the shard."""
         shard, tensor = self.shard, self._tensor
         row = lay_out(shard, members, _starts(shard.lengths_B)[members], shared=self.shared)
@@ -236,7 +236,7 @@ class _Rows:
         # If the learner estimates the advantages, they are NaN until then, so that nothing trains before.
         advantages_B = shard.columns_B.get("advantages", np.full(len(shard), np.nan, np.float32))
         mask_U = shard.loss_mask_U[take_U]
-        return MicroBatch(
+        return PackedMicroBatch(
             tokens_1T=tensor(row_T[held_T], torch.int64)[None],
             position_ids_1T=tensor(np.append(row.positions_T, np.arange(padding))[held_T], torch.int64)[None],
             cu_seqlens=tensor(np.concatenate([[0], np.cumsum(sequences)]), torch.int32),
@@ -293,7 +293,7 @@ def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.n
     return found[found >= 0], np.flatnonzero(found >= 0)
 
 
-def idle_micro_batch(micro: MicroBatch) -> MicroBatch:
+def idle_micro_batch(micro: PackedMicroBatch) -> PackedMicroBatch:
     """Copy the row with nothing to train: the copy completes the schedule of a step and changes no sum.
 
     See :func:`~slime_core.learner.trained_model.micro_batches_of_rank`.

@@ -1,8 +1,9 @@
 """Turns the log-probabilities of a micro-batch into the loss to minimise, and its metrics. ``trained_model.py``
 calls it in every optimizer step.
 
-The loss of an optimizer step is a plain sum over response tokens, each already weighted (``MicroBatch.weights_U``):
-nothing here is divided. Metrics are summed with the same weights, so they are averages of the same kind as the loss.
+The loss of an optimizer step is a plain sum over response tokens, each already weighted by
+``PackedMicroBatch.weights_U``: nothing here is divided. Metrics are summed with the same weights, so they are averages
+of the same kind as the loss.
 
     Objective             policy loss + KL divergence from the reference - entropy bonus, after corrections
     Corrections           weights and masks for tokens that were sampled by other weights
@@ -40,7 +41,7 @@ from slime_core.contracts import (
 )
 from slime_core.errors import RunError
 from slime_core.learner.checks import require_per_token, require_type
-from slime_core.learner.micro_batches import MicroBatch
+from slime_core.learner.micro_batches import PackedMicroBatch
 from slime_core.ops.losses import LARGEST_LOG_RATIO, approximate_kl
 from slime_core.user_code.failures import boundary
 
@@ -96,7 +97,7 @@ class Corrections:
         return len(self._named)
 
     def __call__(
-        self, log_probs_U: torch.Tensor, micro: MicroBatch, segments: Segments, *, current_U: torch.Tensor
+        self, log_probs_U: torch.Tensor, micro: PackedMicroBatch, segments: Segments, *, current_U: torch.Tensor
     ) -> Corrected:
         """Apply the corrections to the tokens of ``micro``; without gradient.
 
@@ -216,13 +217,13 @@ class Objective:
         corrects = self.parts.correct is not None or len(self.corrections) > 0
         return corrects or self.algorithm.use_unbiased_kl or self.algorithm.get_mismatch_metrics
 
-    def take_from_engine(self, micro_batches: Iterable[MicroBatch]) -> None:
+    def take_from_engine(self, micro_batches: Iterable[PackedMicroBatch]) -> None:
         """Use the engine's log-probabilities as the old ones; 0 at masked tokens, for which it may have none."""
         for micro in micro_batches:
             micro.old_log_probs_U = micro.rollout_log_probs_U.where(micro.mask_U != 0, 0.0)
 
     def __call__(
-        self, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
+        self, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: PackedMicroBatch
     ) -> tuple[torch.Tensor, MetricSums]:
         """Compute the weighted loss of one micro-batch (a scalar with gradient) and its metrics.
 
@@ -271,7 +272,7 @@ class Objective:
         return loss + pg_loss, found
 
     def from_logits(
-        self, logits_1TV: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
+        self, logits_1TV: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: PackedMicroBatch
     ) -> tuple[torch.Tensor, MetricSums]:
         """Compute the loss of one micro-batch with ``of_logits``, and its metrics.
 
@@ -286,7 +287,7 @@ class Objective:
         return loss, MetricSums({**metrics, **measured.sums}, measured.largest)
 
     def measure(
-        self, loss: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
+        self, loss: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: PackedMicroBatch
     ) -> MetricSums:
         """Return the metrics of a micro-batch whose ``loss`` was computed by ``of_logits``."""
         difference_U = _difference(log_probs_U.detach(), micro)
@@ -298,7 +299,7 @@ class Objective:
         return {DISTANCE: difference_U} if self.engine_sampled else {}
 
     def _policy_terms(
-        self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch, segments: Segments
+        self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: PackedMicroBatch, segments: Segments
     ) -> LossOutput:
         terms = LossTerms(
             log_probs_T=log_probs_U,
@@ -318,7 +319,7 @@ class Objective:
         _require_losses(output, log_probs_U, self.label)
         return output
 
-    def _divergence(self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
+    def _divergence(self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: PackedMicroBatch) -> torch.Tensor:
         assert micro.ref_log_probs_U is not None, "the reference's pass comes before the loss"
         trained_U = micro.mask_U != 0
         return approximate_kl(
@@ -329,7 +330,7 @@ class Objective:
         )
 
 
-def subtract_teacher_kl(micro: MicroBatch, student_U: torch.Tensor, coefficient: float) -> MicroBatch:
+def subtract_teacher_kl(micro: PackedMicroBatch, student_U: torch.Tensor, coefficient: float) -> PackedMicroBatch:
     """Return ``micro`` with the divergence from the teacher subtracted from its advantages (on-policy distillation).
 
     The divergence is the reverse one, KL(student || teacher), estimated at the tokens that the student sampled (GKD,
@@ -412,7 +413,7 @@ def _sums(
     loss: torch.Tensor,
     per_token: dict[str, torch.Tensor],
     difference_U: torch.Tensor,
-    micro: MicroBatch,
+    micro: PackedMicroBatch,
     faults: dict[str, torch.Tensor],
 ) -> MetricSums:
     trained_U, weights_U = micro.mask_U != 0, micro.weights_U
@@ -432,7 +433,7 @@ def _weighted(values_U: torch.Tensor, weights_U: torch.Tensor, trained_U: torch.
 class _Segments:
     """Sums over whole samples of a micro-batch, including the tokens of other context-parallel ranks."""
 
-    def __init__(self, micro: MicroBatch, context_group: Any) -> None:
+    def __init__(self, micro: PackedMicroBatch, context_group: Any) -> None:
         self._samples_U = micro.samples_U
         self._count = micro.num_samples
         self._group = context_group
@@ -466,14 +467,16 @@ class _SumOverRanks(torch.autograd.Function):
         return total_b, None
 
 
-def _difference(log_probs_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
+def _difference(log_probs_U: torch.Tensor, micro: PackedMicroBatch) -> torch.Tensor:
     """Return the distance of learner and engine; keep the learner's log-probabilities if they are compared."""
     if micro.learner_log_probs_U is not None:
         micro.learner_log_probs_U.copy_(log_probs_U)  # in place: the caller's micro-batch may be a copy
     return (log_probs_U - micro.rollout_log_probs_U).abs()
 
 
-def compare(difference_U: torch.Tensor, micro: MicroBatch) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def compare(
+    difference_U: torch.Tensor, micro: PackedMicroBatch
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return number, sum, count above the bound, and maximum of the fresh, trained tokens' absolute differences.
 
     Arguments:

@@ -1,7 +1,7 @@
 """One process of the learner: builds its part of the model, trains shards, and exports weights.
 
-:class:`Learner` is a plain class, so that a recipe can use it without Ray; :mod:`slime_core.learner.actor` wraps it in
-a Ray actor.
+:class:`LearnerRank` is a plain class, so a recipe can use it without Ray; :mod:`slime_core.learner.actor` wraps it
+in a Ray actor.
 
 :func:`save_train_data` writes the training data of a rank in a rollout to a file. Per-sample and per-token columns are
 in the order of the shard. A rank writes only its tokens: NaN marks a token that another context-parallel rank holds. A
@@ -28,18 +28,19 @@ from slime_core.config.settings import core_values
 from slime_core.contracts import LearnerInfo, Place, TrainStep
 from slime_core.errors import ConfigError
 from slime_core.learner import LearnerSettings
+from slime_core.learner.advantages import fill_advantages
 from slime_core.learner.checks import (
     can_share_prompts,
     require_finite_metrics,
     require_finite_weights,
     require_loss_weight,
 )
-from slime_core.learner.columns import ParityGate, fill_advantages
 from slime_core.learner.components import build_learning, build_model_spec, collect_loss_parts
 from slime_core.learner.critic import Critic
 from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
-from slime_core.learner.micro_batches import MicroBatch
+from slime_core.learner.micro_batches import PackedMicroBatch
 from slime_core.learner.objective import average_metrics
+from slime_core.learner.parity import ParityGate
 from slime_core.learner.process import Offloader, leave_process_groups, prepare_process
 from slime_core.learner.rank_load import RankLoad, peak_flops, rank_load
 from slime_core.learner.trained_model import (
@@ -65,10 +66,10 @@ if TYPE_CHECKING:
     from slime_core.checkpoint.sharded import StateCopy
 
 PASSES = ("log_probs", "critic_train", "actor_train")
-"""Spans of :meth:`Learner.train`."""
+"""Spans of :meth:`LearnerRank.train`."""
 
 
-class Learner:
+class LearnerRank:
     """The actor with its optimizer, and frozen models and a critic if the run needs them.
 
     Methods are collective over all ranks. :meth:`train` runs a rollout: micro-batches, log-prob pass, advantages, the
@@ -253,7 +254,7 @@ class Learner:
     def _fill_columns(
         self,
         shard: TrainBatch,
-        steps: list[list[MicroBatch]],
+        steps: list[list[PackedMicroBatch]],
         *,
         trains_actor: bool,
         critic_values_U: np.ndarray | None,
@@ -281,7 +282,7 @@ class Learner:
         if (saved := self._config.debug.save_debug_train_data) is not None:
             save_train_data(saved, shard, steps, self._settings)
 
-    def _fill_log_probs(self, micro_batches: Sequence[MicroBatch], role: str) -> None:
+    def _fill_log_probs(self, micro_batches: Sequence[PackedMicroBatch], role: str) -> None:
         """Run one pass of ``role``, whose weights the model holds; only the last stage has log-probabilities."""
         self.hooks.call("slime_before_log_probs", role=role, learner=self._info)
         with self._replay.record_or_replay(micro_batches, role):
@@ -294,7 +295,7 @@ class Learner:
             else:
                 micro.old_log_probs_U = log_probs_U
 
-    def _hooked_step(self, micro_batches: list[MicroBatch], shard: TrainBatch, number: int) -> dict[str, float]:
+    def _hooked_step(self, micro_batches: list[PackedMicroBatch], shard: TrainBatch, number: int) -> dict[str, float]:
         step = TrainStep(shard.rollout, number, self._info)
         self.hooks.call("slime_before_train_step", step=step)
         metrics = self._step(micro_batches, rollout=step.rollout)
@@ -303,7 +304,7 @@ class Learner:
         self.hooks.call("slime_after_train_step", step=replace(step, metrics=dict(metrics)))
         return metrics
 
-    def _step(self, micro_batches: list[MicroBatch], *, rollout: int) -> dict[str, float]:
+    def _step(self, micro_batches: list[PackedMicroBatch], *, rollout: int) -> dict[str, float]:
         """Take one optimizer step of the actor; run the checks that can refuse it before the weights change."""
         self.actor.zero_gradients()
         self.actor.clock.start()
@@ -398,7 +399,7 @@ def _forward_flops(folder: Path) -> ForwardFlops | None:
         return None
 
 
-def _write_compared(settings: LearnerSettings, shard: TrainBatch, compared: Sequence[MicroBatch]) -> Path:
+def _write_compared(settings: LearnerSettings, shard: TrainBatch, compared: Sequence[PackedMicroBatch]) -> Path:
     """Write what the parity gate compared on this rank into the run folder; return the path."""
     assert settings.run_folder is not None
     template = settings.run_folder / "parity" / "{rollout_id}-{rank}.safetensors"
@@ -406,7 +407,7 @@ def _write_compared(settings: LearnerSettings, shard: TrainBatch, compared: Sequ
 
 
 def save_train_data(
-    template: Path, shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]], settings: LearnerSettings
+    template: Path, shard: TrainBatch, steps: Sequence[Sequence[PackedMicroBatch]], settings: LearnerSettings
 ) -> Path:
     """Write this rank's training data of ``shard``, atomically; return the path.
 
@@ -427,7 +428,7 @@ def save_train_data(
     return write_atomically(Path(name), save(trained_columns(shard, steps), metadata=metadata))
 
 
-def trained_columns(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]]) -> dict[str, np.ndarray]:
+def trained_columns(shard: TrainBatch, steps: Sequence[Sequence[PackedMicroBatch]]) -> dict[str, np.ndarray]:
     """Return every column of ``shard``, and its micro-batches' per-token columns, float32 [u] in the shard's order."""
     own = {one.name: getattr(shard, one.name) for one in fields(shard)}
     found = {name: np.ascontiguousarray(values) for name, values in own.items() if isinstance(values, np.ndarray)}
@@ -443,7 +444,7 @@ def trained_columns(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]]) ->
     return found
 
 
-def _per_token(micro: MicroBatch) -> dict[str, torch.Tensor]:
+def _per_token(micro: PackedMicroBatch) -> dict[str, torch.Tensor]:
     values = {one.name: getattr(micro, one.name) for one in fields(micro) if one.name.endswith("_U")}
     tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and n not in LEFT_OUT}
     # The loss fills learner_log_probs_U, later than --save-debug-train-data writes.

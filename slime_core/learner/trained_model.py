@@ -33,7 +33,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError, SlimeError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.checks import require_gradient
-from slime_core.learner.micro_batches import MicroBatch, RowInputs, idle_micro_batch, make_micro_batches
+from slime_core.learner.micro_batches import PackedMicroBatch, RowInputs, idle_micro_batch, make_micro_batches
 from slime_core.learner.objective import MetricSums, Objective, reduce_metrics
 from slime_core.learner.rank_load import ComputeClock
 from slime_core.modeling.layout import ParallelLayout
@@ -226,7 +226,7 @@ class TrainedModel:
         sharded.load(folder, chunks=self.chunks, optimizer=self.optimizer, schedule=self.schedule)
 
 
-ComputeLoss = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, MetricSums]]
+ComputeLoss = Callable[[PackedMicroBatch, torch.Tensor], tuple[torch.Tensor, MetricSums]]
 """From a micro-batch and the model's output for its row to the loss, with gradient, and the metrics."""
 
 LOSSES = ("loss", "pg_loss", "value_loss")
@@ -243,7 +243,7 @@ def micro_batches_of_rank(
     device: torch.device,
     share: bool = False,
     max_tokens: int | None = None,
-) -> list[list[MicroBatch]]:
+) -> list[list[PackedMicroBatch]]:
     """Make the micro-batches of every optimizer step of ``shard`` on this rank; see :func:`make_micro_batches`.
 
     Idle micro-batches fill a step up to a number that Megatron can run in ``layout``. Interleaved stages run groups of
@@ -270,7 +270,7 @@ def micro_batches_of_rank(
 
 def compute_log_probs(
     model: Sequence[Any],
-    micro_batches: Sequence[MicroBatch],
+    micro_batches: Sequence[PackedMicroBatch],
     *,
     chunk_size: int | None = None,
     fp32_logits: bool = False,
@@ -285,7 +285,7 @@ def compute_log_probs(
         One float32 [u] per micro-batch on the last pipeline stage; an empty list on other stages, which have no logits.
     """
 
-    def take(micro: MicroBatch, logits: Any) -> torch.Tensor:
+    def take(micro: PackedMicroBatch, logits: Any) -> torch.Tensor:
         return response_log_probs(logits, micro, chunk_size=chunk_size, with_entropy=False)[0]
 
     return forward_only(model, micro_batches, take, projects=fp32_logits)
@@ -293,8 +293,8 @@ def compute_log_probs(
 
 def forward_only(
     model: Sequence[Any],
-    micro_batches: Sequence[MicroBatch],
-    take: Callable[[MicroBatch, Any], torch.Tensor],
+    micro_batches: Sequence[PackedMicroBatch],
+    take: Callable[[PackedMicroBatch, Any], torch.Tensor],
     *,
     projects: bool = False,
 ) -> list[torch.Tensor]:
@@ -307,7 +307,7 @@ def forward_only(
         One result per micro-batch on the last pipeline stage; an empty list on other stages.
     """
 
-    def last(micro: MicroBatch, output: Any, **_: Any) -> torch.Tensor:
+    def last(micro: PackedMicroBatch, output: Any, **_: Any) -> torch.Tensor:
         return take(micro, output)
 
     with torch.no_grad():
@@ -317,7 +317,7 @@ def forward_only(
 
 def forward_backward_policy(
     model: Sequence[Any],
-    micro_batches: Sequence[MicroBatch],
+    micro_batches: Sequence[PackedMicroBatch],
     objective: Objective,
     *,
     chunk_size: int | None = None,
@@ -332,7 +332,7 @@ def forward_backward_policy(
         The metrics of the step, summed over all data-parallel ranks, the same on every rank.
     """
 
-    def compute_loss(micro: MicroBatch, logits_1TV: Any) -> tuple[torch.Tensor, MetricSums]:
+    def compute_loss(micro: PackedMicroBatch, logits_1TV: Any) -> tuple[torch.Tensor, MetricSums]:
         # The backward pass may overwrite the logits, because that of the output layer needs only the layer's input. A
         # loss of logits may change them in place, so the log-probabilities are computed before it.
         with torch.set_grad_enabled(not of_logits):
@@ -348,7 +348,7 @@ def forward_backward_policy(
 
 def forward_backward(
     model: Sequence[Any],
-    micro_batches: Sequence[MicroBatch],
+    micro_batches: Sequence[PackedMicroBatch],
     compute_loss: ComputeLoss,
     *,
     all_rows: bool = False,
@@ -364,7 +364,7 @@ def forward_backward(
         RunError: no loss of any rank needs a gradient.
     """
 
-    def loss(micro: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, MetricSums]:
+    def loss(micro: PackedMicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, MetricSums]:
         value, sums = compute_loss(micro, output)
         sums.largest[GRADIENT] = torch.full((), float(value.requires_grad), device=value.device)
         value = value * micro.loss_factor
@@ -393,7 +393,7 @@ class Projection:
 
 def response_log_probs(
     logits: torch.Tensor | Projection,
-    micro: MicroBatch,
+    micro: PackedMicroBatch,
     *,
     chunk_size: int | None,
     with_entropy: bool = True,
@@ -425,7 +425,7 @@ def response_log_probs(
 
 def _schedule(
     model: Sequence[Any],
-    micro_batches: Sequence[MicroBatch],
+    micro_batches: Sequence[PackedMicroBatch],
     last: Any,
     *,
     forward_only: bool,
@@ -448,21 +448,23 @@ def _schedule(
     )
 
 
-def _forward(all_rows: bool, last: Any, micro_batches: Iterator[MicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
+def _forward(
+    all_rows: bool, last: Any, micro_batches: Iterator[PackedMicroBatch], chunk: Any
+) -> tuple[torch.Tensor, Any]:
     micro = next(micro_batches)
     with nullcontext(micro) if all_rows else _predicting_rows(chunk.module, micro) as seen:
         output = _output(chunk, micro)
     return output, lambda logits_1TV, **options: last(seen, logits_1TV, **options)
 
 
-def _forward_projection(last: Any, micro_batches: Iterator[MicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
+def _forward_projection(last: Any, micro_batches: Iterator[PackedMicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
     micro = next(micro_batches)
     with _without_product(chunk.module) as weights:
         output = _output(chunk, micro)
     return output, lambda hidden_1TH, **options: last(micro, Projection(hidden_1TH, weights[0]), **options)
 
 
-def _output(chunk: Any, micro: MicroBatch) -> torch.Tensor:
+def _output(chunk: Any, micro: PackedMicroBatch) -> torch.Tensor:
     from megatron.core.transformer.module import Float16Module
 
     # Without it Megatron would copy all bfloat16 logits to float32 at once.
@@ -520,7 +522,7 @@ def _without_product(module: Any) -> Iterator[list[torch.Tensor]]:
 
 
 @contextmanager
-def _predicting_rows(module: Any, micro: MicroBatch) -> Iterator[MicroBatch]:
+def _predicting_rows(module: Any, micro: PackedMicroBatch) -> Iterator[PackedMicroBatch]:
     """Inside the block, let the output layer of ``module`` compute only the rows that predict a response token.
 
     Yields ``micro`` with ``rows_U`` as indices of these rows. It saves the logits of prompts, which are most of them.
@@ -589,7 +591,7 @@ class RoutingReplay:
         self._routers: list[KeepingRouter] = _routers(chunks) if is_used else []
 
     @contextmanager
-    def record_or_replay(self, micro_batches: Sequence[MicroBatch], role: str) -> Iterator[None]:
+    def record_or_replay(self, micro_batches: Sequence[PackedMicroBatch], role: str) -> Iterator[None]:
         """Inside the block, let a pass of ``role`` replay the routes of ``micro_batches``, and record missing ones."""
         routers = self._routers if role in (ACTOR, OLD_ACTOR) else []
         for router in routers:

@@ -23,7 +23,7 @@ from ray import cloudpickle
 from slime_core.config.learning import AlgorithmConfig, OptimizerConfig
 from slime_core.config.schema import ClusterConfig, ModelConfig, RunConfig
 from slime_core.errors import SlimeError
-from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
+from slime_core.learner.micro_batches import PackedMicroBatch, make_micro_batches
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status, TrainBatch
@@ -120,7 +120,7 @@ def distance(a: Weights, b: Weights) -> float:
     return max((a[name] - b[name]).abs().max().item() for name in a)
 
 
-def micro_batch() -> MicroBatch:
+def micro_batch() -> PackedMicroBatch:
     """One sample of 12 tokens, of which 4 are the response."""
     tokens = np.random.default_rng(0).integers(0, 16, 12).tolist()
     sample = Sample(index=0, tokens=tokens, response_length=4, rollout_log_probs=[-1.0] * 4)

@@ -14,7 +14,7 @@ import torch
 
 from slime_core.config.learning import LearnerConfig
 from slime_core.errors import ConfigError, RunError
-from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
+from slime_core.learner.micro_batches import PackedMicroBatch, make_micro_batches
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
 from tests.engines.families import build, write
@@ -70,7 +70,7 @@ def random_routes(layers: int = LAYERS, experts: int = EXPERTS) -> list[Any]:
     ]
 
 
-def forward(chunk: Any, micro_batches: list[MicroBatch]) -> torch.Tensor:
+def forward(chunk: Any, micro_batches: list[PackedMicroBatch]) -> torch.Tensor:
     """Logits of all rows."""
     rows = [
         chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence)[0]
@@ -79,7 +79,9 @@ def forward(chunk: Any, micro_batches: list[MicroBatch]) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def passed(chunk: Any, routing: Any, micro_batches: list[MicroBatch]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def passed(
+    chunk: Any, routing: Any, micro_batches: list[PackedMicroBatch]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Logits of one pass with gradients, and the gradients of their log-probabilities' sum."""
     chunk.zero_grad()
     with routing.record_or_replay(micro_batches, "actor"):
@@ -111,7 +113,7 @@ def test_replaying_ones_own_routes_changes_no_bit(chunk) -> None:
 def test_a_pass_without_gradients_records_what_the_next_one_replays(chunk) -> None:
     routing = replay(chunk)
 
-    def recorded() -> list[MicroBatch]:
+    def recorded() -> list[PackedMicroBatch]:
         (micro_batches,) = make_micro_batches(shard())
         with torch.no_grad(), routing.record_or_replay(micro_batches, "actor"):
             forward(chunk, micro_batches)

@@ -40,7 +40,7 @@ class Trained(OneRank):
     """A small model with Adam's state, and its checkpoints in ``folder``."""
 
     def __init__(self, model: Path, layout: Any, folder: Path) -> None:
-        from slime_core.learner.actor import SaveSettings
+        from slime_core.learner.background_save import SaveSettings
 
         super().__init__("qwen3", model, layout, lr=1e-2)
         self.saving = SaveSettings(folder, model, retention=Retention(interval=1))
@@ -62,7 +62,7 @@ class Trained(OneRank):
     def begin(self, step: int) -> Callable[[], None]:
         """Copy the state; what is returned makes it a checkpoint."""
         from slime_core.checkpoint import sharded
-        from slime_core.learner.actor import complete
+        from slime_core.learner.background_save import complete
 
         copy = sharded.copy(draft_of(self.saving.folder, step) / "torch_dist", **self.state)
         return lambda: complete(lambda: [copy.write()], RunState(step), self.saving)

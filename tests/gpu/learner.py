@@ -207,8 +207,8 @@ def built(folder: Path, row: int, kind: Recompute, *flags: str, size: Shape = DE
     """Build a learner as a run does, and close it after the block."""
     from slime_core.cpu import megatron
 
-    megatron.install()  # before Learner's module imports Megatron
-    from slime_core.learner.rank import Learner
+    megatron.install()  # before LearnerRank's module imports Megatron
+    from slime_core.learner.rank import LearnerRank
 
     words = ["--plugin", "grpo", "--device", DEVICE.type, "--hf-checkpoint", str(folder)]
     words += ["--bf16", "true" if ON_GPU else "false", "--lr", "1e-6", "--lr-decay-style", "constant"]
@@ -228,7 +228,7 @@ def built(folder: Path, row: int, kind: Recompute, *flags: str, size: Shape = DE
         num_steps=1000,
         address=f"127.0.0.1:{reserve_port('127.0.0.1')}",
     )
-    learner = Learner(settings, active.registry)
+    learner = LearnerRank(settings, active.registry)
     try:
         parameters = {name: weight.numel() for name, weight in learner.export_weights()}
         found = model_size(resolved.config, parameters)

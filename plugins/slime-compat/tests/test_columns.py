@@ -12,7 +12,7 @@ import torch
 
 from slime_compat.columns import Postprocess
 from slime_core.errors import PluginError
-from slime_core.learner.micro_batches import MicroBatch, idle_micro_batch, make_micro_batches
+from slime_core.learner.micro_batches import PackedMicroBatch, idle_micro_batch, make_micro_batches
 from slime_core.types import StepPlan, TrainBatch
 from tests.function_paths import options_for
 
@@ -33,7 +33,7 @@ def shard() -> TrainBatch:
     )
 
 
-Steps = list[list[MicroBatch]]
+Steps = list[list[PackedMicroBatch]]
 
 
 def run(folder: Path, body: str, *, max_tokens: int | None = None, critic: bool = False) -> tuple[Any, Steps]:

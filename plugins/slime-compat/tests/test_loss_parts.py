@@ -17,7 +17,7 @@ from slime_compat.reducer import CustomReducer
 from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig
 from slime_core.errors import PluginError
-from slime_core.learner.micro_batches import MicroBatch, idle_micro_batch
+from slime_core.learner.micro_batches import PackedMicroBatch, idle_micro_batch
 from slime_core.learner.objective import Objective
 from slime_core.provisional import LossParts
 from tests.function_paths import options_for
@@ -26,7 +26,7 @@ from tests.micro_batches import micro
 Trained = tuple[float, list[float], dict[str, float]]
 
 
-def train(parts: LossParts, batch: MicroBatch, **settings: Any) -> Trained:
+def train(parts: LossParts, batch: PackedMicroBatch, **settings: Any) -> Trained:
     """Return the loss, its gradient by log-probability, and the metrics."""
     objective = Objective(Clipped(), AlgorithmConfig(**settings), parts=parts)
     log_probs_U = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
@@ -51,7 +51,7 @@ def f(*, args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_le
 RETURNS = "import torch\ndef f(*, pg_loss, loss_masks, **_): return {}"
 
 
-def correct(folder: Path, code: str, batch: MicroBatch) -> Trained:
+def correct(folder: Path, code: str, batch: PackedMicroBatch) -> Trained:
     part = CustomCorrection(options_for(folder, code, custom_tis_function_path="f"))
     return train(LossParts(correct=part), batch)
 
@@ -115,7 +115,7 @@ def f(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):
 """
 
 
-def reduce(folder: Path, code: str, batch: MicroBatch, **settings: Any) -> Trained:
+def reduce(folder: Path, code: str, batch: PackedMicroBatch, **settings: Any) -> Trained:
     part = CustomReducer(options_for(folder, code, custom_pg_loss_reducer_function_path="f"))
     return train(LossParts(reduce=part), batch, **settings)
 
@@ -160,14 +160,14 @@ def f(args, batch, logits, sum_of_sample_mean):
 @pytest.fixture
 def without_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its record of a packed row; tests/engines passes the real one."""
-    monkeypatch.setattr(MicroBatch, "packed_sequence", property(lambda micro: micro.cu_seqlens))
+    monkeypatch.setattr(PackedMicroBatch, "packed_sequence", property(lambda micro: micro.cu_seqlens))
 
 
 def options_of(folder: Path, code: str) -> PathOptions:
     return options_for(folder, code, custom_loss_function_path="f")
 
 
-def lose(options: PathOptions, batch: MicroBatch) -> Trained:
+def lose(options: PathOptions, batch: PackedMicroBatch) -> Trained:
     """Return the loss, its gradient by the first logit of each row, and the metrics."""
     logits = torch.arange(10.0).reshape(1, 5, 2).requires_grad_()
     value, metrics = CustomLoss(options)(logits, batch)

@@ -18,7 +18,15 @@ from typing import Any
 FOLDER = os.environ["SLIME_SAMPLE_TRACE"]
 CARRIERS = {
     *("Sample", "Trajectory", "Turn", "Generation", "RolloutBatch", "Transformed", "TrainSamples"),
-    *("GroupedRewards", "SampledRollout", "SampledShards", "TrainBatch", "StepPlan", "MicroBatch", "ResponseTokens"),
+    *(
+        "GroupedRewards",
+        "SampledRollout",
+        "SampledShards",
+        "TrainBatch",
+        "StepPlan",
+        "PackedMicroBatch",
+        "ResponseTokens",
+    ),
     *("LossTerms", "CorrectionTerms"),
 }
 STEP = "optimizer.step"

@@ -9,7 +9,7 @@ import pytest
 from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig
 from slime_core.contracts import AdvantageSettings, LossParts
-from slime_core.learner.columns import TokenEstimation
+from slime_core.learner.advantages import TokenEstimation
 from slime_core.learner.frozen_models import RequiredColumns
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
 

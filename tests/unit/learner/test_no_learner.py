@@ -12,7 +12,8 @@ from slime_core.config.sampling import EvalConfig, RolloutConfig
 from slime_core.config.schema import DebugConfig, RunConfig, WatchConfig
 from slime_core.contracts import Place
 from slime_core.launch import _loop_config
-from slime_core.learner.actor import LearnerHandle, NoLearner, SaveSettings
+from slime_core.learner.background_save import SaveSettings
+from slime_core.learner.handle import LearnerHandle, NoLearner
 from slime_core.loop import train
 from slime_core.plugins.activation import activate
 from slime_core.plugins.lifecycle import Hooks

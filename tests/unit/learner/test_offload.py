@@ -10,7 +10,7 @@ import torch
 
 from slime_core.learner import process
 from slime_core.learner.process import Offloader
-from slime_core.learner.rank import Learner
+from slime_core.learner.rank import LearnerRank
 
 
 class WithoutModel:
@@ -23,7 +23,7 @@ class WithoutModel:
 
 def test_a_rank_that_sleeps_lets_go_of_the_returns_of_the_last_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slime_core.learner.process._drop_caches", lambda: None)  # Megatron's own, of a model
-    learner: Any = object.__new__(Learner)
+    learner: Any = object.__new__(LearnerRank)
     learner.actor, learner.critic, learner._offloader = WithoutModel(), None, None
     learner.returns_U = torch.ones(3)
     assert learner.offload() == 0

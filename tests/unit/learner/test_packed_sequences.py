@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
+from slime_core.learner.micro_batches import PackedMicroBatch, make_micro_batches
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.ops.prefixes import Prefixes
 from slime_core.types import StepPlan, TrainBatch
@@ -46,7 +46,7 @@ def shard(*plan: tuple[int, ...], samples: Samples = ANSWERS, share: bool = True
     )
 
 
-def shared(*plan: tuple[int, ...], samples: Samples = ANSWERS, **options: object) -> list[MicroBatch]:
+def shared(*plan: tuple[int, ...], samples: Samples = ANSWERS, **options: object) -> list[PackedMicroBatch]:
     (step,) = make_micro_batches(shard(*plan, samples=samples), share=True, **options)
     return step
 

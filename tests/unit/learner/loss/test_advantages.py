@@ -14,9 +14,9 @@ import torch
 
 from slime_core.contracts import AdvantageSettings, ResponseTokens, TokenAdvantages
 from slime_core.errors import RunError
-from slime_core.learner import columns
-from slime_core.learner.columns import TokenEstimation, response_tokens
-from slime_core.learner.micro_batches import MicroBatch, idle_micro_batch, make_micro_batches
+from slime_core.learner import advantages
+from slime_core.learner.advantages import TokenEstimation, response_tokens
+from slime_core.learner.micro_batches import PackedMicroBatch, idle_micro_batch, make_micro_batches
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.types import StepPlan, TrainBatch
 
@@ -61,7 +61,7 @@ def estimation(estimator: object, *reads: str) -> TokenEstimation:
 SETTINGS = AdvantageSettings(gamma=0.5, kl_coef=0.1)
 
 
-def annotated(micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+def annotated(micro_batches: Sequence[PackedMicroBatch]) -> list[PackedMicroBatch]:
     """The actor's log-probability of a response token is minus the token, the reference's twice that."""
     for micro in micro_batches:
         micro.old_log_probs_U = -micro.targets_U.float()
@@ -150,7 +150,7 @@ def test_context_parallel_ranks_put_their_tokens_together(monkeypatch):
             batch, annotated(every), reads={"log_probs"}, settings=AdvantageSettings(), context_group=rank
         )
 
-    monkeypatch.setattr(columns.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(advantages.dist, "all_reduce", all_reduce)
     at_once(work, (0,), (1,))
     for rank in range(2):
         assert seen[rank].log_probs_U.tolist() == [-token for token in targets(batch)]
@@ -158,7 +158,7 @@ def test_context_parallel_ranks_put_their_tokens_together(monkeypatch):
 
 def test_a_sum_over_shards_is_a_new_tensor_without_gradient():
     value = torch.ones(2, requires_grad=True)
-    total = columns.DataParallelSums(SimpleNamespace(size=lambda: 1)).sum(value)
+    total = advantages.DataParallelSums(SimpleNamespace(size=lambda: 1)).sum(value)
     assert (total.tolist(), total.requires_grad, total.data_ptr() == value.data_ptr()) == ([1, 1], False, False)
 
 
@@ -216,11 +216,11 @@ def test_masked_tokens_may_get_anything():
 # --- Whitening what was estimated, by the sampler or here -------------------------------------------------------------
 
 
-def normalized(*ranks: list[MicroBatch]) -> None:
+def normalized(*ranks: list[PackedMicroBatch]) -> None:
     """Whiten the micro-batches of every rank, all ranks at once."""
     barrier, parts = threading.Barrier(len(ranks), timeout=120), {}
 
-    def work(rank: int, every: list[MicroBatch]) -> None:
+    def work(rank: int, every: list[PackedMicroBatch]) -> None:
         def total(values: torch.Tensor) -> torch.Tensor:
             parts[rank] = values
             barrier.wait()
@@ -228,12 +228,12 @@ def normalized(*ranks: list[MicroBatch]) -> None:
             barrier.wait()
             return found
 
-        columns.whiten_advantages(every, SimpleNamespace(sum=total))
+        advantages.whiten_advantages(every, SimpleNamespace(sum=total))
 
     at_once(work, *enumerate(ranks))
 
 
-def by_place(micro_batches: Sequence[MicroBatch]) -> dict[int, float]:
+def by_place(micro_batches: Sequence[PackedMicroBatch]) -> dict[int, float]:
     pairs = ((micro.places_U.tolist(), micro.advantages_U.tolist()) for micro in micro_batches)
     return {place: value for places, values in pairs for place, value in zip(places, values, strict=True)}
 
@@ -255,11 +255,11 @@ def test_advantages_of_the_sampler_are_whitened_over_trained_tokens():
     assert [found[place] for place in range(COUNT)] == pytest.approx(wanted_U.tolist(), abs=1e-6)
 
 
-def planned(*plans: tuple[tuple[int, ...], ...]) -> list[list[MicroBatch]]:
+def planned(*plans: tuple[tuple[int, ...], ...]) -> list[list[PackedMicroBatch]]:
     return make_micro_batches(replace(sampled(), steps=tuple(StepPlan(plan) for plan in plans)))
 
 
-def of_context_ranks() -> list[list[MicroBatch]]:
+def of_context_ranks() -> list[list[PackedMicroBatch]]:
     layout = ParallelLayout(context=2)
     return [make_micro_batches(sampled(), layout=layout, context_rank=rank)[0] for rank in range(2)]
 
@@ -311,7 +311,7 @@ class Judge:
         return TokenAdvantages(torch.zeros(len(batch.mask_U)), returns_U=returns_U)
 
 
-def judged(packing: str) -> tuple[TrainBatch, list[MicroBatch]]:
+def judged(packing: str) -> tuple[TrainBatch, list[PackedMicroBatch]]:
     """The value of a response token is half the token."""
     batch = shard(*PACKINGS[packing])
     every = [micro for step in make_micro_batches(batch) for micro in step]

@@ -9,12 +9,12 @@ import torch
 
 from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig
-from slime_core.learner.micro_batches import MicroBatch
+from slime_core.learner.micro_batches import PackedMicroBatch
 from slime_core.learner.objective import Objective, subtract_teacher_kl
 from tests.micro_batches import micro as small_micro
 
 
-def micro(**columns: Any) -> MicroBatch:
+def micro(**columns: Any) -> PackedMicroBatch:
     """One sample of three response tokens, the last of which is masked."""
     values = {
         "mask_U": [1.0, 1.0, 0.0],
@@ -49,7 +49,9 @@ def test_a_teacher_that_is_the_student_teaches_nothing_and_without_a_teacher_the
     assert subtract_teacher_kl(before, STUDENT, 1.0) is before
 
 
-def loss(batch: MicroBatch, log_probs_U: torch.Tensor, **settings: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def loss(
+    batch: PackedMicroBatch, log_probs_U: torch.Tensor, **settings: Any
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     objective = Objective(Clipped(), AlgorithmConfig(use_opd=True, **settings))
     value, sums = objective(log_probs_U, torch.zeros(3), batch)
     return value, sums.sums

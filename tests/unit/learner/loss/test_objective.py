@@ -9,7 +9,7 @@ from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig
 from slime_core.contracts import CorrectionOutput, LossOutput
 from slime_core.errors import RunError
-from slime_core.learner.micro_batches import MicroBatch
+from slime_core.learner.micro_batches import PackedMicroBatch
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
 from tests.micro_batches import micro
 
@@ -18,7 +18,7 @@ def objective(**algorithm) -> Objective:
     return Objective(Clipped(), AlgorithmConfig(**algorithm))
 
 
-def evaluate(found: Objective, batch: MicroBatch, *, log_probs=(-1.0, -2.0, -3.0), entropy=(0.0, 0.0, 0.0)):
+def evaluate(found: Objective, batch: PackedMicroBatch, *, log_probs=(-1.0, -2.0, -3.0), entropy=(0.0, 0.0, 0.0)):
     log_probs_U = torch.tensor(log_probs, requires_grad=True)
     loss, sums = found(log_probs_U, torch.tensor(entropy), batch)
     (gradient,) = torch.autograd.grad(loss, log_probs_U)

@@ -14,10 +14,10 @@ from slime_core.config.learning import AlgorithmConfig, WeightsConfig
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ComparedToken, ParityError
 from slime_core.learner import LearnerSettings
-from slime_core.learner.actor import ParityDrift
-from slime_core.learner.columns import BFLOAT16, FLOAT32, MIXTURE, STRICT, ParityGate
-from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
+from slime_core.learner.handle import ParityDrift
+from slime_core.learner.micro_batches import PackedMicroBatch, make_micro_batches
 from slime_core.learner.objective import Objective, compare, reduce_metrics
+from slime_core.learner.parity import BFLOAT16, FLOAT32, MIXTURE, STRICT, ParityGate
 from slime_core.learner.rank import save_train_data
 from slime_core.types import StepPlan, TrainBatch
 
@@ -49,7 +49,7 @@ def gate(
     return found
 
 
-def marked(found: ParityGate, batch: TrainBatch) -> list[MicroBatch]:
+def marked(found: ParityGate, batch: TrainBatch) -> list[PackedMicroBatch]:
     (micro_batches,) = make_micro_batches(batch)
     found.mark(batch, micro_batches)
     return micro_batches

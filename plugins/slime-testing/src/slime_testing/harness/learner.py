@@ -166,9 +166,9 @@ def main(folder: Path, rank: int) -> None:
     registry = attach(Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8")))
     # Only now: options of a single-file plugin can be read once its module is there.
     settings, shard = pickle.loads((folder / f"{rank}.{SETTINGS}").read_bytes())
-    from slime_core.learner.rank import Learner
+    from slime_core.learner.rank import LearnerRank
 
-    learner = Learner(replace(settings, address=_address(folder, rank)), registry)
+    learner = LearnerRank(replace(settings, address=_address(folder, rank)), registry)
     try:
         metrics = learner.train(shard)
         weights = {name: weight.detach().float().cpu().clone() for name, weight in learner.export_weights()}
