@@ -105,6 +105,8 @@ STATED = [
     ("math", "3:2", ["The ratio is 3:2."], []),
     ("math", r"\frac{1}{3}", ["The answer is 0.333..."], []),
     ("math", "0", [], ["The answer is 0.333..."]),
+    ("math", "He has 48/2 = <<48/2=24>>24 clips.\n#### 1,072", [r"\boxed{1072}", "#### 1072"], [r"\boxed{24}"]),
+    ("boxed_math", "so\n#### 72", [r"\boxed{72}"], [r"\boxed{so}"]),
     ("boxed_math", "12", [r"\boxed{3 \cdot 4}", r"\boxed{12}\boxed{}", r"\fbox{12}", r"$\boxed{\text{12}}$",
      r"\boxed{x = 12}", r"\boxed{\$12}", r"\boxed{12 \text{ apples}}", r"\boxed{\textbf{12}}", r"\boxed{$12$}",
      r"\boxed{ 12. }"], ["12"]),

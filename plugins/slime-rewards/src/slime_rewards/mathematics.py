@@ -9,6 +9,7 @@ Left out: the string normalisations of these projects; only mathematical equalit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from slime_core.types import Sample, label_text, needs_text_label
@@ -18,12 +19,20 @@ from slime_rewards.notation import is_text, words
 
 __all__ = ["BoxedMathematics", "Dapo", "DeepScaleR", "Mathematics", "equal"]
 
+_SOLUTION_MARK = re.compile(r"^[^\S\n]*####", re.MULTILINE)
+
+
+def labelled_answer(label: str) -> str:
+    """Return the answer in a label: the text after the last ``####`` of a worked solution (GSM8K), else the label."""
+    return _SOLUTION_MARK.split(label)[-1].strip()
+
 
 def equal(label: str, answer: str) -> bool:
     r"""Return whether two answers are equal, such as ``0.5`` and ``\frac{1}{2}``, or ``\text{yes}`` and ``Yes``.
 
     Each is one expression or some words; False if one of them is not read to its end and their words differ.
     """
+    label = labelled_answer(label)
     expected = words(label)
     if not expected or expected == words(answer):
         return bool(expected)
@@ -41,7 +50,7 @@ class Mathematics:
     @staticmethod
     def perfect_response(label: str) -> str:
         """See :class:`~slime_core.CheckedRewardModel`."""
-        return rf"\boxed{{{label}}}"
+        return rf"\boxed{{{labelled_answer(label)}}}"
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """Return one reward per sample, in order.
@@ -60,7 +69,7 @@ class BoxedMathematics:
     @staticmethod
     def perfect_response(label: str) -> str:
         """See :class:`~slime_core.CheckedRewardModel`."""
-        return rf"\boxed{{{label}}}"
+        return rf"\boxed{{{labelled_answer(label)}}}"
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """Return one reward per sample, in order."""
@@ -79,7 +88,7 @@ class DeepScaleR:
     @staticmethod
     def perfect_response(label: str) -> str:
         """See :class:`~slime_core.CheckedRewardModel`."""
-        return rf"</think>\boxed{{{label}}}"
+        return rf"</think>\boxed{{{labelled_answer(label)}}}"
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """Return one reward per sample, in order."""
@@ -96,7 +105,7 @@ class Dapo:
     @staticmethod
     def perfect_response(label: str) -> str:
         """See :class:`~slime_core.CheckedRewardModel`."""
-        return f"Answer: {label}"
+        return f"Answer: {labelled_answer(label)}"
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
         """Return two named numbers per sample, in order."""
