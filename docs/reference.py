@@ -16,8 +16,8 @@ from typing import Any
 from slime_core import contracts
 from slime_core.config.explain import settings_tables
 from slime_core.plugins import hooks
-from slime_core.plugins.activation import load_plugins
 from slime_core.plugins.registration import Registration
+from slime_core.plugins.registry import load_plugins
 
 __all__ = ["hooks_page", "settings_page"]
 

@@ -9,8 +9,8 @@ from textwrap import dedent
 
 import pytest
 
-from slime_core.plugins.activation import activate, load_plugins
-from slime_core.plugins.registry import Registry
+from slime_core.plugins.activation import activate
+from slime_core.plugins.registry import Registry, load_plugins
 
 __all__ = ["HEAD", "Site", "activated", "loaded", "site", "write_distribution"]
 

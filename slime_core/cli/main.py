@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from slime_core import __version__
 from slime_core.errors import PluginError, SlimeError, UserError, nearest
-from slime_core.plugins.activation import load_plugins
 from slime_core.plugins.discovery import Plugin
 from slime_core.plugins.loading import load_attribute, next_step
-from slime_core.plugins.registry import Registry
+from slime_core.plugins.registry import Registry, load_plugins
 from slime_core.user_code.failures import boundary
 
 INTERRUPTED = 130

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from slime_core.plugins.activation import load_plugins
 from slime_core.plugins.discovery import short_name
 from slime_core.plugins.hooks import HOOKS, PLACES
 from slime_core.plugins.registration import Kind
+from slime_core.plugins.registry import load_plugins
 
 if TYPE_CHECKING:
     from slime_core.components.functions import FunctionSource
@@ -199,7 +199,7 @@ def trace(resolved: Resolved, active: ActivePlugins) -> Iterator[str]:
     registry, hooks = active.registry, Hooks(active.registry)
     yield "hooks"
     for hook in HOOKS:
-        places = ", ".join(place.value for place in PLACES.get(hook, ())) or "driver, at start"
+        places = ", ".join(PLACES.get(hook, ())) or "driver, at start"
         calls = hooks.implementations(hook)
         yield f"  {hook:<28} {places}{'' if calls else '  (no plugin)'}"
         yield from (f"    {number}. {_call(*call)}" for number, call in enumerate(calls, start=1))

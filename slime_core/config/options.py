@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from slime_core.types import JsonValue
+if TYPE_CHECKING:
+    from slime_core.types import JsonValue
 
 NO_ENGINES = ("debug_train_only", "load_debug_rollout_data")
 """Settings with which rollouts are read, so that no engine is started."""

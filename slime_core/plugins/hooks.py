@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pluggy
 
-from slime_core.config.options import DerivedSetting
-from slime_core.contracts.learning import LossParts, MicroBatch, ModelSpec
-from slime_core.contracts.rollouts import DataSource, TrainSamples
-from slime_core.contracts.run import EvalSamples, LearnerInfo, Place, RunInfo, RunPlan, SamplerInfo, TrainStep
-from slime_core.plugins.registration import Registration
-from slime_core.types import JsonValue, PromptGroup, Sample, TrainBatch
-
 if TYPE_CHECKING:
     from slime_core.components.functions import FunctionSource
+    from slime_core.config.options import DerivedSetting
+    from slime_core.contracts.learning import LossParts, MicroBatch, ModelSpec
+    from slime_core.contracts.rollouts import DataSource, TrainSamples
+    from slime_core.contracts.run import EvalSamples, LearnerInfo, Place, RunInfo, RunPlan, SamplerInfo, TrainStep
     from slime_core.generation import GenerateContext
+    from slime_core.plugins.registration import Registration
+    from slime_core.types import JsonValue, PromptGroup, Sample, TrainBatch
 
 PROJECT = "slime"
 
@@ -242,23 +241,23 @@ def slime_checkpoint_restore(place: Place, state: Mapping[str, object], options:
 
 
 _CALLED_ON = {
-    Place.DRIVER: "slime_run_start slime_run_end slime_after_weight_sync",
-    Place.SAMPLER: """
+    "driver": "slime_run_start slime_run_end slime_after_weight_sync",
+    "sampler": """
         slime_sampler_start slime_before_rollout slime_after_generate slime_after_rollout slime_after_collect
         slime_before_shards slime_log_rollout slime_evaluate slime_log_evaluation
     """,
-    Place.RANK: """
+    "rank": """
         slime_learner_start slime_model_spec slime_loss_parts slime_before_training slime_before_log_probs
         slime_before_train_step slime_after_train_step slime_after_weight_write
     """,
 }
 
-PLACES: Mapping[str, tuple[Place, ...]] = {
+PLACES: Mapping[str, tuple[str, ...]] = {
     **{hook: (place,) for place, names in _CALLED_ON.items() for hook in names.split()},
-    "slime_checkpoint_state": tuple(Place),
-    "slime_checkpoint_restore": tuple(Place),
+    "slime_checkpoint_state": tuple(_CALLED_ON),
+    "slime_checkpoint_restore": tuple(_CALLED_ON),
 }
-"""Lifecycle hook -> the processes that call it."""
+"""Lifecycle hook -> the processes that call it: values of :class:`~slime_core.Place`."""
 
 OBSERVERS = frozenset({"slime_run_end", "slime_after_train_step", "slime_after_weight_sync"})
 """Hooks whose implementations are all observers."""

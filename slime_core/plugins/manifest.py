@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -24,6 +25,8 @@ from slime_core.user_code.failures import boundary
 
 SHOWN = 12
 """Characters of a digest that messages show."""
+
+COMPILED = (".pyc", ".pyo")
 
 MISSING = "-"
 """Shown for a plugin that one side does not have."""
@@ -189,8 +192,14 @@ def digest(plugin: Plugin) -> str:
     total = hashlib.sha256()
     with boundary(plugin, "reading the files of its package", next_step="Reinstall it, or correct its name."):
         for name, path in sorted(_files(plugin.module.partition(":")[0].strip()).items()):
-            total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+            total.update(f"{name}\0{_digest_of_file(path, path.stat().st_mtime_ns)}\n".encode())
     return total.hexdigest()
+
+
+@cache
+def _digest_of_file(path: Path, changed_at: int) -> str:
+    """Return the SHA-256 of a file. Its time of change is part of the cache's key."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _files(module: str) -> dict[str, Path]:
@@ -202,11 +211,10 @@ def _files(module: str) -> dict[str, Path]:
         raise ModuleNotFoundError(f"no module {module}")
     if spec.submodule_search_locations is None:
         return {f"{spec.name}.py": Path(str(spec.origin))}
-    folders = [Path(folder) for folder in spec.submodule_search_locations]
-    paths = {path.relative_to(folder): path for folder in folders for path in folder.rglob("*") if path.is_file()}
-    return {name.as_posix(): path for name, path in paths.items() if _counts(name)}
-
-
-def _counts(file: PurePath) -> bool:
-    is_hidden = any(part.startswith(".") or part == "__pycache__" for part in file.parts)
-    return not is_hidden and file.suffix not in (".pyc", ".pyo")
+    files: dict[str, Path] = {}
+    for package in spec.submodule_search_locations:
+        for folder, folders, names in os.walk(package):
+            folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+            paths = [Path(folder, name) for name in names if not name.startswith(".")]
+            files |= {path.relative_to(package).as_posix(): path for path in paths if path.suffix not in COMPILED}
+    return files

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import pluggy
 
 from slime_core.errors import PluginError, nearest
 from slime_core.plugins import hooks
-from slime_core.plugins.discovery import Plugin
+from slime_core.plugins.discovery import CORE, Plugin, installed, is_path, resolve, short_name, unknown_plugin
 from slime_core.plugins.loading import import_plugin, load_attribute, next_step
 from slime_core.plugins.registration import Component, Kind, Registration
 from slime_core.user_code.failures import boundary
@@ -157,6 +157,41 @@ class Registry:
             owners = " and ".join(f"{component.name!r} of {plugin}" for plugin, component in specs)
             raise PluginError(f"two model specs fit {architecture}: {owners}.\nLeave one out with --no-plugin NAME.")
         return specs[0] if specs else None
+
+
+def load_plugins(
+    names: Sequence[str] = (),
+    *,
+    without: Sequence[str] = (),
+    in_file: Sequence[str] = (),
+    options: bool = True,
+) -> Registry:
+    """Load all installed plugins, and the files and modules in ``names``.
+
+    Arguments:
+        names: the words of ``--plugin``, or those of the file.
+        without: the words of ``--no-plugin``: plugins that are installed, or that ``names`` or ``in_file`` name.
+        in_file: the plugins that the file of the run names, in whatever way; they need not be installed.
+        options: load their options classes, which takes pydantic.
+
+    Raises:
+        PluginError: a named plugin is not installed or cannot be loaded. Others that cannot be loaded are in the
+            ``broken`` of the result.
+    """
+    found, unreadable = installed()
+    known = [plugin.name for plugin in found]
+    left_out = set(map(short_name, without)) - {CORE.name}
+    wanted = [name for name in names if short_name(name) not in left_out]
+    local = [resolve(name) for name in wanted if is_path(name)]
+    excusable = [*known, *map(short_name, [*names, *in_file])]
+    for flag, words, accepted in (("--plugin", wanted, known), ("--no-plugin", without, excusable)):
+        if unknown := [name for name in words if not is_path(name) and name not in accepted]:
+            raise unknown_plugin(unknown[0], known, flag=flag)
+    replaced = left_out | {plugin.name for plugin in local}
+    plugins: list[Plugin] = [*(plugin for plugin in found if plugin.name not in replaced), *local]
+    registry = register(plugins, required={CORE.name, *map(short_name, wanted)}, options=options)
+    registry.broken.update({place: PluginError(f"the metadata in {place} cannot be read") for place in unreadable})
+    return registry
 
 
 def register(plugins: Iterable[Plugin], *, required: Container[str] | None = None, options: bool = True) -> Registry:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.config.settings import plugin_settings
-from slime_core.plugins.activation import load_plugins
+from slime_core.plugins.registry import load_plugins
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]

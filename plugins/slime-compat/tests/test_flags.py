@@ -12,7 +12,7 @@ from slime_core.config.engine_flags import Refusal, find_flag
 from slime_core.config.load import load
 from slime_core.config.settings import core_settings, plugin_settings
 from slime_core.errors import ConfigError
-from slime_core.plugins.activation import load_plugins
+from slime_core.plugins.registry import load_plugins
 
 DOCS = Path(__file__).parents[3] / "docs"
 ROWS = list(slime_flags().values())

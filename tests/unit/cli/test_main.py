@@ -12,7 +12,7 @@ import pytest
 from slime_core.cli import main as command
 from slime_core.cli.main import CORE_COMMANDS, main
 from slime_core.errors import ServerDied
-from slime_core.plugins.activation import load_plugins
+from slime_core.plugins.registry import load_plugins
 
 HEAVY = ("torch", "ray", "megatron", "sglang", "transformers", "numpy")
 

@@ -12,7 +12,7 @@ from slime_core.config.load import load
 from slime_core.config.other_names import COUNTERPARTS
 from slime_core.config.settings import core_settings, plugin_settings
 from slime_core.errors import ConfigError, nearest
-from slime_core.plugins.activation import load_plugins
+from slime_core.plugins.registry import load_plugins
 
 SETTINGS = [*core_settings().values(), *plugin_settings(load_plugins().options).values()]
 FLAGS = {setting.flag for setting in SETTINGS}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import PluginError
-from slime_core.plugins.activation import load_plugins
 from slime_core.plugins.discovery import CORE, Plugin, Source, installed, is_path, local_file, resolve, short_name
+from slime_core.plugins.registry import load_plugins
 from tests.plugin_files import Site
 
 

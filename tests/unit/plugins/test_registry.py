@@ -10,10 +10,9 @@ import pytest
 from slime_core.cli.main import added_commands
 from slime_core.components.construction import load
 from slime_core.errors import PluginError
-from slime_core.plugins.activation import load_plugins
 from slime_core.plugins.discovery import CORE, Plugin
 from slime_core.plugins.registration import Kind
-from slime_core.plugins.registry import Registry, register
+from slime_core.plugins.registry import Registry, load_plugins, register
 from tests.plugin_files import HEAD, Site, activated, loaded
 
 REGISTER = "@hookimpl\ndef slime_register(add: Registration) -> None:\n    "

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core import Registration, RunPlan, hookimpl
-from slime_core.provisional import FunctionSource
-from slime_core.types import JsonValue, Sample
+from slime_core import Registration, hookimpl
 
 if TYPE_CHECKING:
     from slime_agents.options import AgentsOptions, AgentsSetup
+    from slime_core import RunPlan
+    from slime_core.provisional import FunctionSource
+    from slime_core.types import JsonValue, Sample
 
 __all__: list[str] = []
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.errors import PluginError
-from slime_core.types import Sample, SpecInfo
+
+if TYPE_CHECKING:
+    from slime_core.types import Sample, SpecInfo
 
 __all__ = [
     "CALL",

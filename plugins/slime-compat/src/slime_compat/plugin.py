@@ -10,21 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core import DataSource, EvalSamples, ModelSpec, Registration, RunPlan, TrainStep, hookimpl
-from slime_core.provisional import (
-    DerivedSetting,
-    FunctionSource,
-    LearnerInfo,
-    LossParts,
-    MicroBatch,
-    SamplerInfo,
-    TrainSamples,
-)
-from slime_core.types import JsonValue, PromptGroup, Sample, TrainBatch
+from slime_core import Registration, hookimpl
 
 if TYPE_CHECKING:
     from slime_compat.options import CompatOptions, PathOptions
+    from slime_core import DataSource, EvalSamples, ModelSpec, RunPlan, TrainStep
     from slime_core.generation import GenerateContext
+    from slime_core.provisional import (
+        DerivedSetting,
+        FunctionSource,
+        LearnerInfo,
+        LossParts,
+        MicroBatch,
+        SamplerInfo,
+        TrainSamples,
+    )
+    from slime_core.types import JsonValue, PromptGroup, Sample, TrainBatch
 
 __all__: list[str] = []
 
@@ -155,6 +156,8 @@ def slime_before_shards(samples: list[Sample], options: CompatOptions | PathOpti
     paths = _with_functions(options)
     replaced = None if paths is None else paths.rollout_functions.trained(samples)
     if replaced is None and options.disable_rewards_normalization:
+        from slime_core.provisional import TrainSamples
+
         return TrainSamples(samples, rewards_are_advantages=True)
     return replaced
 

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from slime_core import Registration, RunPlan, hookimpl
+from slime_core import Registration, hookimpl
 from slime_core.errors import DataError
 
 if TYPE_CHECKING:
+    from slime_core import RunPlan
     from slime_datasets.options import DatasetsOptions
 
 __all__: list[str] = []

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from slime_core import Registration, RunPlan, hookimpl
+from slime_core import Registration, hookimpl
+
+if TYPE_CHECKING:
+    from slime_core import RunPlan
 
 COLUMNS = {"rewards", "groups", "rollouts"}
 GSPO = "The advantage of grpo, for the policy loss gspo (GSPO, 2507.18071)."

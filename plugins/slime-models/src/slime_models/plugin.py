@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core import Registration, RunPlan, hookimpl
+from slime_core import Registration, hookimpl
 from slime_core.errors import ConfigError
 from slime_models.families import ALL
 
 if TYPE_CHECKING:
+    from slime_core import RunPlan
     from slime_models.options import ModelOptions
 
 

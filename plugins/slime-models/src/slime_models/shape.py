@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from slime_core.types import JsonValue
+if TYPE_CHECKING:
+    from slime_core.types import JsonValue
 
 __all__ = ["Experts", "Latent", "Positions", "Shape", "ShapeError", "config_of", "differences", "read"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from slime_core import Registration, hookimpl
-from slime_core.provisional import DerivedSetting
-from slime_core.types import JsonValue
 
 if TYPE_CHECKING:
+    from slime_core.provisional import DerivedSetting
+    from slime_core.types import JsonValue
     from slime_offpolicy.options import OffPolicyOptions
 
 
@@ -25,6 +25,8 @@ def slime_register(add: Registration) -> None:
 
 @hookimpl
 def slime_settings(options: OffPolicyOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
+    from slime_core.provisional import DerivedSetting
+
     corrections = settings.get("corrections")
     names = list(corrections) if isinstance(corrections, list) else []
     if options.use_tis and "tis" not in names:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core import Registration, TrainStep, hookimpl, observer
+from slime_core import Registration, hookimpl, observer
 
 if TYPE_CHECKING:
     from torch.profiler import profile
 
+    from slime_core import TrainStep
     from slime_plots.options import ProfilerOptions
 
 __all__: list[str] = []

@@ -6,9 +6,12 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from slime_core import RunView
 from slime_plots.curves import METRICS_FILE, charts, read
+
+if TYPE_CHECKING:
+    from slime_core import RunView
 
 __all__ = ["Plots"]
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from slime_core import Registration, RunPlan, hookimpl
-from slime_core.provisional import FunctionSource
+from slime_core import Registration, hookimpl
+
+if TYPE_CHECKING:
+    from slime_core import RunPlan
+    from slime_core.provisional import FunctionSource
 
 GAE = {"rewards", "mask", "values", "kl", "gamma", "lambd"}
 RETURNS = {"rewards", "mask", "kl", "gamma"}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from slime_core import Registration, RunPlan, hookimpl
-from slime_core.types import JsonValue
+from slime_core import Registration, hookimpl
 
 if TYPE_CHECKING:
+    from slime_core import RunPlan
+    from slime_core.types import JsonValue
     from slime_rewards.options import RewardsOptions
 
 __all__: list[str] = []

@@ -7,11 +7,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from slime_core import EvalSamples, Registration, RunPlan, Sample, hookimpl
-from slime_core.provisional import DerivedSetting
-from slime_core.types import JsonValue
+from slime_core import Registration, hookimpl
 
 if TYPE_CHECKING:
+    from slime_core import EvalSamples, RunPlan, Sample
+    from slime_core.provisional import DerivedSetting
+    from slime_core.types import JsonValue
     from slime_searchr1.options import SearchOptions
 
 WORLD = Path(__file__).parent / "world"
@@ -64,6 +65,8 @@ def slime_register(add: Registration) -> None:
 def slime_settings(options: SearchOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
     """Select the reward's number for training and for evaluation; if neither model nor prompts are given, use those of
     the invented world."""
+    from slime_core.provisional import DerivedSetting
+
     if _is_ours(settings.get("rm_type")):
         for key, number in (("reward_key", "score"), ("eval_reward_key", "exact_match")):
             if settings.get(key) is None:

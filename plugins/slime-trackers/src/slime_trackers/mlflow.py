@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from slime_core import Registration, RunView, hookimpl
+from slime_core import Registration, hookimpl
 from slime_trackers.tracked_run import TrackedRun, not_installed
 
 if TYPE_CHECKING:
+    from slime_core import RunView
     from slime_trackers.options import MlflowOptions
 
 __all__ = ["MLflow"]

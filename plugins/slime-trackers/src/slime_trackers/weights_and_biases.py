@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from slime_core import Registration, RunView, hookimpl
+from slime_core import Registration, hookimpl
 from slime_trackers.tracked_run import TrackedRun, not_installed
 
 if TYPE_CHECKING:
+    from slime_core import RunView
     from slime_trackers.options import WandbOptions
 
 __all__ = ["WeightsAndBiases"]

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from slime_core import RunView
+if TYPE_CHECKING:
+    from slime_core import RunView
 
 _LOG = logging.getLogger(__name__)
 

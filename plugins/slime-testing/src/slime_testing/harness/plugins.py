@@ -22,12 +22,11 @@ from slime_core.config.settings import core_values
 from slime_core.contracts import LearnerInfo, Optimizer, Place, RunInfo, RunView
 from slime_core.errors import PluginError
 from slime_core.plugins import discovery, hooks
-from slime_core.plugins.activation import load_plugins
 from slime_core.plugins.discovery import CORE, Plugin
 from slime_core.plugins.lifecycle import Hooks
 from slime_core.plugins.manifest import Manifest, attach, record
 from slime_core.plugins.registration import Component, Kind, Registration
-from slime_core.plugins.registry import Registry, register
+from slime_core.plugins.registry import Registry, load_plugins, register
 
 if TYPE_CHECKING:
     import torch
