@@ -5,7 +5,6 @@
                          :mod:`slime_core.learner.trained_model`
     PackedAttention      the core attention: softmax(q k) v
     PackedSelfAttention  the layer around it: rotary positions of every packed token
-    PackedLatentAttention  the same for multi-latent attention
     PackedRow            Megatron's description of a row, and its sequences that continue others
 
 A row has hundreds of short sequences. On CUDA a kernel processes them directly. Elsewhere they are gathered into
@@ -19,8 +18,7 @@ the table of angles once a sequence, for queries and for keys, in every layer: i
 tokens some 7 % of a small model's step), six waits for the device in every layer (``cu_seqlens.tolist()``), and its
 refusal of padding at the end of a row. The same function accepts a table with one entry a token, which it recognises by
 the length (:211). So the layer looks the entries up by position and passes the row as one sequence, which Megatron
-itself slices for a context-parallel rank. Multi-latent attention creates its own table, so there the module that
-creates it looks the entries up.
+itself slices for a context-parallel rank.
 
 Under context parallelism a rank has two ranges of the row. Sequences that enter a range from before need keys and
 values of other ranks; these are gathered, and their gradients return through a reduce-scatter. The sums of softmax are
@@ -29,28 +27,22 @@ never split, so the result equals that of one rank up to the order of additions.
 If a row contains once what several samples start with, sequences continue it: they see its keys, and their rotary
 positions continue after it (:mod:`slime_core.modeling.rows`, ``docs/shared-prompts.md``).
 
-Left out: sliding windows, dropout, attention that is not causal, padded batches, and for multi-latent attention context
-parallelism, and tensor parallelism without sequence parallelism. All are refused.
+Left out: sliding windows, dropout, attention that is not causal, padded batches. All are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.tensor_parallel.mappings import (
-    gather_from_tensor_model_parallel_region,
-    scatter_to_sequence_parallel_region,
-)
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
 from slime_core.errors import ConfigError
 from slime_core.modeling.rows import Positions, Sequences, attend
@@ -59,7 +51,7 @@ if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-__all__ = ["KeepingRouter", "PackedAttention", "PackedRow", "PackedSelfAttention", "RMSNorm"]
+__all__ = ["KeepingRouter", "PackedAttention", "PackedRow", "PackedSelfAttention", "RMSNorm", "by_position"]
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -192,8 +184,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     Arguments: as Megatron passes them to every core attention (transformer/attention.py:318).
 
     Raises:
-        ConfigError: a sliding window, dropout, attention that is not causal, or, for multi-latent attention, context
-            parallelism or tensor parallelism without sequence parallelism was requested.
+        ConfigError: a sliding window, dropout, or attention that is not causal was requested.
     """
 
     def __init__(
@@ -254,17 +245,6 @@ def _continues(packed: PackedSeqParams) -> torch.Tensor | None:
 
 
 def _refuse_unsupported(config: TransformerConfig, mask_type: AttnMaskType, attention_type: str) -> None:
-    if config.context_parallel_size > 1 and config.multi_latent_attention:
-        raise ConfigError(
-            f"context parallel size {config.context_parallel_size} with multi-latent attention, for which only "
-            "1 is built; use tensor or pipeline parallelism for long sequences"
-        )
-    if config.tensor_model_parallel_size > 1 and config.multi_latent_attention and not config.sequence_parallel:
-        # Upstream sums a gradient twice (distributed/finalize_model_grads.py:355, q_layernorm).
-        raise ConfigError(
-            f"tensor parallel size {config.tensor_model_parallel_size} with multi-latent attention trains only with "
-            "sequence parallelism; add --sequence-parallel"
-        )
     if config.window_size is not None:
         raise ConfigError(f"sliding-window attention {config.window_size} is not built; accepted: full attention")
     if config.attention_dropout:
@@ -292,7 +272,7 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run Megatron's forward; ``rotary_pos_emb`` [longest sequence, 1, 1, size] has the angles by position."""
         if packed_seq_params is not None and rotary_pos_emb is not None:
-            positions_T, packed_seq_params = _by_position(packed_seq_params, hidden_states, self.config)
+            positions_T, packed_seq_params = by_position(packed_seq_params, hidden_states, self.config)
             rotary_pos_emb = rotary_pos_emb.index_select(0, positions_T)
         found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
             hidden_states,
@@ -304,72 +284,7 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         return found
 
 
-class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
-    """Megatron's multi-latent attention layer, which looks the rotary angles of a packed row up in one call.
-
-    With tensor parallelism, Megatron's local layers lose part of a gradient (multi_latent_attention.py:602-622): every
-    head reads the positional part of the keys, a rank has some of the heads, and the gradients are not summed over
-    ranks. This layer sums them.
-    """
-
-    def __init__(self, *args: object, **options: object) -> None:
-        super().__init__(*args, **options)
-        self.rotary_pos_emb: _AnglesByPosition = _AnglesByPosition(self.rotary_pos_emb)
-        if self.config.tensor_model_parallel_size > 1:
-            self.linear_kv_down_proj.register_forward_hook(self._gather_latent)
-
-    def _gather_latent(
-        self, _: object, __: object, output: tuple[torch.Tensor, torch.Tensor | None]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return compressed keys and values with positional keys, in full width, for this rank's tokens.
-
-        So they look like the output of a layer without splits: upstream then gathers the positional part over tokens,
-        which sums its gradients.
-        """
-        combined: torch.Tensor = gather_from_tensor_model_parallel_region(output[0])
-        return scatter_to_sequence_parallel_region(combined), output[1]
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        *,
-        packed_seq_params: PackedSeqParams | None = None,
-        **options: object,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run Megatron's forward, with positions for a packed row."""
-        self.rotary_pos_emb.positions_T = None
-        if packed_seq_params is not None:
-            positions_T, packed_seq_params = _by_position(packed_seq_params, hidden_states, self.config)
-            self.rotary_pos_emb.positions_T = positions_T
-        found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
-            hidden_states, attention_mask, packed_seq_params=packed_seq_params, **options
-        )
-        return found
-
-
-class _AnglesByPosition(torch.nn.Module):
-    """Megatron's table of rotary angles; with ``positions_T`` it returns one entry a token."""
-
-    def __init__(self, table: Any) -> None:
-        super().__init__()
-        self.table: Any = table
-        self.positions_T: torch.Tensor | None = None
-
-    def get_rotary_seq_len(self, *args: object) -> object:
-        return self.table.get_rotary_seq_len(*args)
-
-    def forward(self, length: int, **options: object) -> object:
-        """Return angles [length or t, 1, 1, size]; with YaRN also their scale."""
-        found = self.table(length, **options)
-        if self.positions_T is None:
-            return found
-        if isinstance(found, tuple):
-            return found[0].index_select(0, self.positions_T), found[1]
-        return found.index_select(0, self.positions_T)
-
-
-def _by_position(
+def by_position(
     packed: PackedSeqParams, hidden_states: torch.Tensor, config: TransformerConfig
 ) -> tuple[torch.Tensor, PackedSeqParams]:
     """Return the positions of the tokens of the whole row, over all ranks that share it, and ``packed`` for a table of

@@ -347,7 +347,7 @@ class MBridgeSpec:
         self._bridge = bridge_class(classic_config(hf_config), dtype, settings)
         self._gatherer = None
         self._refuse_unfollowed({name: getattr(self._bridge.config, name) for name in expected}, expected)
-        self._bridge.layers = self._choose_layers(self._bridge.config)
+        self._bridge.layers = self._choose_layers()
         if hf_config.tie_word_embeddings:
             share_embedding(self._bridge)
         _refuse_router_losses(self._bridge.config)
@@ -414,7 +414,7 @@ class MBridgeSpec:
         else:  # a family that gathers its weights itself
             yield from bridge.export_weights(views)
 
-    def _choose_layers(self, config: TransformerConfig) -> Callable[..., object]:
+    def _choose_layers(self) -> Callable[..., object]:
         """Return the spec's own layers, or those that ``transformer_impl`` requests.
 
         Raises:
@@ -429,8 +429,6 @@ class MBridgeSpec:
             obstacle = "the model spec has its own layers"
         elif not has_transformer_engine():
             obstacle = "Megatron cannot import TransformerEngine"
-        elif config.multi_latent_attention:
-            obstacle = "multi-latent attention is built of local layers"
         elif settings.get("only_train_params_name_list") or settings.get("freeze_params_name_list"):
             obstacle = "the names of frozen parameters are those of local layers"
         if obstacle and requested == "transformer_engine":
@@ -612,28 +610,33 @@ def _mapped(bridge: Any, view: NamedForMBridge) -> Iterator[MappedWeight]:
 # --- Layers -----------------------------------------------------------------------------------------------------------
 
 
-def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> TransformerBlockSubmodules:
+def local_layers(
+    config: TransformerConfig, *, vp_stage: int | None = None, self_attention: type[object] | None = None
+) -> TransformerBlockSubmodules:
     """Return Megatron's local layers for this pipeline stage, with our norm and attention over packed sequences.
 
     Arguments:
         config: Megatron's TransformerConfig.
         vp_stage: chunk of an interleaved pipeline; None: not interleaved.
+        self_attention: class of the self-attention layers; None:
+            :class:`~slime_core.modeling.layers.PackedSelfAttention`.
+
+    Raises:
+        ConfigError: the config has multi-latent attention, and no class is given for it.
     """
+    if config.multi_latent_attention and self_attention is None:
+        raise ConfigError(
+            "multi-latent attention needs a layer class that reads packed rows; use the layers of the family's model "
+            "spec, or pass a class as self_attention"
+        )
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.moe.experts import SequentialMLP
     from megatron.core.transformer.moe.moe_layer import MoESubmodules
-    from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
     from slime_core.modeling.experts import GroupedExperts
-    from slime_core.modeling.layers import (
-        KeepingRouter,
-        PackedAttention,
-        PackedLatentAttention,
-        PackedSelfAttention,
-        RMSNorm,
-    )
+    from slime_core.modeling.layers import KeepingRouter, PackedAttention, PackedSelfAttention, RMSNorm
     from slime_core.modeling.mlp import is_swiglu, swiglu
 
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
@@ -646,8 +649,8 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
         for norm in ("q_layernorm", "k_layernorm", "kv_layernorm"):
             if getattr(attention.submodules, norm, IdentityOp) is not IdentityOp:
                 setattr(attention.submodules, norm, RMSNorm)
-        packed = {SelfAttention: PackedSelfAttention, MLASelfAttention: PackedLatentAttention}
-        attention.module = packed.get(attention.module, attention.module)
+        if attention.module is SelfAttention or self_attention is not None:
+            attention.module = self_attention or PackedSelfAttention
         mlps = [layer.submodules.mlp]
         mixture = layer.submodules.mlp.submodules
         if isinstance(mixture, MoESubmodules):

@@ -90,14 +90,11 @@ def test_a_router_loss_of_a_wrong_weight_and_scaled_positions_are_refused(
     [("context_parallel_size", "context parallel size 2"), ("tensor_model_parallel_size", "--sequence-parallel")],
 )
 def test_layouts_in_which_multi_latent_attention_does_not_train_are_refused(chunk, size, named) -> None:
-    from megatron.core.transformer.enums import AttnMaskType
-
-    from slime_core.modeling.layers import PackedAttention
+    from slime_models.latent_attention import PackedLatentAttention
 
     setattr(chunk.config, size, 2)
-    chunk.config.multi_latent_attention = True
     with pytest.raises(ConfigError, match=named):
-        PackedAttention(chunk.config, 1, AttnMaskType.causal, "self")
+        PackedLatentAttention(chunk.config)
 
 
 @pytest.mark.parametrize(("embeds", "names"), [(True, {"pixels"}), (False, set())])

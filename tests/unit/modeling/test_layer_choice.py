@@ -12,19 +12,15 @@ from slime_core.errors import ConfigError
 from slime_core.modeling import spec
 from slime_core.modeling.spec import MBridgeSpec, local_layers, transformer_engine_layers
 
-DENSE, LATENT = (SimpleNamespace(multi_latent_attention=latent) for latent in (False, True))
-
 
 def own_layers(config: object, *, vp_stage: int | None = None) -> None:
     """The layers of a family."""
 
 
-def choose(
-    requested: str | None, config: Any = DENSE, *, layers: Any = None, provider: Any = None, **settings: Any
-) -> Any:
+def choose(requested: str | None, *, layers: Any = None, provider: Any = None, **settings: Any) -> Any:
     found = MBridgeSpec(RunView(settings={**settings, **({"transformer_impl": requested} if requested else {})}))
     found.layers, found.provider = layers, provider
-    return found._choose_layers(config)
+    return found._choose_layers()
 
 
 @pytest.fixture
@@ -53,24 +49,29 @@ def test_transformer_engine_is_used_on_gpus_if_it_is_installed(machine, requeste
 
 
 @pytest.mark.parametrize(
-    ("config", "more", "expected"),
+    ("more", "expected"),
     [
-        (LATENT, {}, local_layers),
-        (DENSE, {"layers": own_layers}, own_layers),
-        (DENSE, {"provider": print}, local_layers),
-        (DENSE, {"freeze_params_name_list": ("norm",)}, local_layers),
-        (DENSE, {"only_train_params_name_list": ("mlp",)}, local_layers),
+        ({"layers": own_layers}, own_layers),
+        ({"provider": print}, local_layers),
+        ({"freeze_params_name_list": ("norm",)}, local_layers),
+        ({"only_train_params_name_list": ("mlp",)}, local_layers),
     ],
 )
-def test_what_needs_local_layers_gets_them_unless_others_are_requested(machine, config, more, expected):
+def test_what_needs_local_layers_gets_them_unless_others_are_requested(machine, more, expected):
     machine("cuda", is_installed=True)
-    assert choose("auto", config, **more) is expected
-    assert choose("local", config, **more) is expected
+    assert choose("auto", **more) is expected
+    assert choose("local", **more) is expected
     with pytest.raises(ConfigError, match="transformer_impl"):
-        choose("transformer_engine", config, **more)
+        choose("transformer_engine", **more)
 
 
 def test_a_requested_transformer_engine_that_is_missing_is_refused(machine):
     machine("cuda", is_installed=False)
     with pytest.raises(ConfigError, match="transformer_impl"):
         choose("transformer_engine")
+
+
+def test_layers_of_multi_latent_attention_need_a_class_for_it() -> None:
+    config: Any = SimpleNamespace(multi_latent_attention=True)
+    with pytest.raises(ConfigError, match="self_attention"):
+        local_layers(config)

@@ -64,13 +64,14 @@ def latent_bridge() -> type[object]:
 
 
 def latent_layers(config: Any, *, vp_stage: int | None = None) -> Any:
-    """Return local layers whose norms of compressed queries, keys and values use an epsilon of 1e-6.
+    """Return local layers with multi-latent attention; its norms of compressed columns have an epsilon of 1e-6.
 
     Source: transformers, models/deepseek_v3.
     """
+    from slime_models.latent_attention import PackedLatentAttention
     from slime_models.norms import LatentNorm
 
-    block = local_layers(config, vp_stage=vp_stage)
+    block = local_layers(config, vp_stage=vp_stage, self_attention=PackedLatentAttention)
     for layer in block.layer_specs:
         attention = layer.submodules.self_attention.submodules
         attention.q_layernorm = attention.kv_layernorm = LatentNorm
