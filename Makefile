@@ -67,7 +67,7 @@ test-ranks: setup
 
 .PHONY: test-units
 test-units: setup
-	$(PYTEST) -n 2 tests/guards $(wildcard plugins/*/tests) examples/model_family/tests tests/contracts tests/golden tests/gpu tests/unit
+	$(PYTEST) -n 2 tests/guards $(wildcard plugins/*/tests) examples/model_family/tests tests/contracts tests/golden tests/unit
 
 .PHONY: test-servers
 test-servers: setup
@@ -97,7 +97,7 @@ types: setup ## mypy, strict
 .PHONY: types-changed
 types-changed: setup
 	@files=$$({ git diff --name-only --diff-filter=d HEAD; git ls-files --others --exclude-standard; } \
-	    | grep -E '^(slime_core|plugins/[^/]+/src|bench|campaigns|docs)/.*\.py$$' | grep -v '^slime_core/cpu/stand_ins/' || true); \
+	    | grep -E '^(slime_core|plugins/[^/]+/src|bench|campaigns|docs|gpu_kit)/.*\.py$$' | grep -v '^slime_core/cpu/stand_ins/' || true); \
 	if [ -n "$$files" ]; then $(BIN)/mypy $$files; fi
 
 .PHONY: contracts
@@ -230,10 +230,10 @@ streaming: setup ## prompts of a 10 GB file: time to the first, memory; the tabl
 	@$(BIN)/python -m bench.streaming outputs/streaming
 
 .PHONY: gpu-kit
-gpu-kit: setup ## gather the wheels that tests/gpu/run installs on a bare GPU machine with Python 3.12: docs/gpu.md
+gpu-kit: setup ## gather the wheels that gpu_kit/run installs on a bare GPU machine with Python 3.12: docs/gpu.md
 	@rm -rf outputs/gpu-kit/wheels
 	@$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: --python-version 3.12 --dest outputs/gpu-kit/wheels \
-	    --constraint requirements/cpu.txt --requirement tests/gpu/requirements.txt
+	    --constraint requirements/cpu.txt --requirement gpu_kit/requirements.txt
 	@du -sh outputs/gpu-kit/wheels
 
 .PHONY: wheels
@@ -246,7 +246,7 @@ wheels: setup ## build the wheels into dist/
 
 .PHONY: alone
 alone: setup ## each wheel in an environment of its own, with the core and what it requires: docs/results.md
-	@$(BIN)/python -m tests.wheels.alone outputs/alone
+	@$(BIN)/python -m campaigns.alone outputs/alone
 
 .PHONY: pins
 pins: setup ## resolve requirements/cpu.in again into requirements/cpu.txt
@@ -255,7 +255,7 @@ pins: setup ## resolve requirements/cpu.in again into requirements/cpu.txt
 .PHONY: clean
 clean: ## remove .venv, caches and build outputs
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find slime_core plugins tests bench campaigns -name __pycache__ -type d -prune -exec rm -rf {} +
+	find slime_core plugins tests bench campaigns gpu_kit -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Internal: the stamp goes first and comes back last, so that what was interrupted is never taken for finished.
 .PHONY: environment

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from gpu_kit.report import DEVICE, ON_GPU, digest, report, report_difference, report_equal, seconds, sized
 from slime_core.modeling.mlp import grouped_linear
-from tests.gpu.report import DEVICE, ON_GPU, digest, report, report_difference, report_equal, seconds, sized
 
 COUNTS = sized([0, 1, 700, 0, 1, 2000, 3, 129, 512, 0, 8, 16, 1, 700, 25, 0], [0, 1, 7, 0, 1, 20, 3, 0])
 IN, OUT = sized((2048, 1536), (64, 48))

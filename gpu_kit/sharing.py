@@ -1,6 +1,6 @@
 """Part 7: weights that another process reads as an engine does; a learner that leaves the GPU and comes back.
 
-With a GPU the weights are shared by CUDA IPC, without one through /dev/shm. ``python -m tests.gpu.sharing read`` is the
+With a GPU the weights are shared by CUDA IPC, without one through /dev/shm. ``python -m gpu_kit.sharing read`` is the
 other process: it reads pickles as SGLang's servers do (srt/utils/patch_torch.py), and answers with a digest.
 """
 
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
+from gpu_kit.learner import DENSE, LONG, SHORT, TOKENS, attempt, built, draw, shard_of, write_model
+from gpu_kit.report import DEVICE, GIB, ON_GPU, digest, free_memory, report, report_equal, report_limit, sized
 from slime_core.weights.engine_control import Bucket
 from slime_core.weights.hugging_face import WeightSpec
 from slime_core.weights.transports import DEVICE_ARGUMENT, TensorTransport
-from tests.gpu.learner import DENSE, LONG, SHORT, TOKENS, attempt, built, draw, shard_of, write_model
-from tests.gpu.report import DEVICE, GIB, ON_GPU, digest, free_memory, report, report_equal, report_limit, sized
 
 SHAPES = sized([(4096, 4096)] * 8 + [(4096,), (1,)], [(64, 64)] * 4 + [(48,), (1,)])
 
@@ -32,7 +32,7 @@ class ReadingProcess:
     """What TensorTransport calls of an engine's control: sends payloads to another process, and takes its answer."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.gpu.sharing", "read"]
+        command = [sys.executable, "-m", "gpu_kit.sharing", "read"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.answer, self.seconds = self._read(), 0.0
 

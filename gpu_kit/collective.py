@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gpu_kit.report import DEVICE, ON_GPU, report, report_equal, seconds, sized
 from slime_core.weights import Backend
 from slime_core.weights.engine_control import serve_store
 from slime_core.weights.transports import UpdateGroup
-from tests.gpu.report import DEVICE, ON_GPU, report, report_equal, seconds, sized
 
 BACKEND: Backend = "nccl" if ON_GPU else "gloo"
 NUMBERS = sized(2**26, 2**12)

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from tests.gpu.learner import LAYERS, QWEN3, Shape, attempt, built, draw, shard_of, write_model
-from tests.gpu.report import ON_GPU, free_memory, report, report_limit, sized
+from gpu_kit.learner import LAYERS, QWEN3, Shape, attempt, built, draw, shard_of, write_model
+from gpu_kit.report import ON_GPU, free_memory, report, report_limit, sized
 
 MIXTURE: Shape = {
     # A smaller vocabulary than Qwen's: the layers are measured.

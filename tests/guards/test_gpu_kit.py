@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.gpu import kit
+from gpu_kit import kit
 
 
 def required(names: list[str]) -> set[str]:
@@ -34,7 +34,7 @@ def bare_python(tmp_path: Path) -> Path:
     """A Python whose packages are those of a GPU machine, and those that the wheels would be."""
     venv.create(tmp_path / "bare", symlinks=True)
     (site,) = (tmp_path / "bare/lib").glob("*/site-packages")
-    listed = (kit.ROOT / "tests/gpu/requirements.txt").read_text().split()
+    listed = (kit.ROOT / "gpu_kit/requirements.txt").read_text().split()
     for name in required(["torch", "transformers"]) | set(listed):
         for top in {file.parts[0] for file in distribution(name).files or ()} - {"..", "__pycache__"}:
             if not (site / top).exists():
@@ -45,7 +45,7 @@ def bare_python(tmp_path: Path) -> Path:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_every_part_passes_on_a_cpu_with_the_packages_of_a_gpu_machine(bare_python: Path, tmp_path: Path) -> None:
-    command = [str(kit.ROOT / "tests/gpu/run"), "--installed", "--limit-s", "6000", "--output", str(tmp_path)]
+    command = [str(kit.ROOT / "gpu_kit/run"), "--installed", "--limit-s", "6000", "--output", str(tmp_path)]
     environment = {"PYTHON": str(bare_python), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -132,4 +132,4 @@ def test_missing_wheels_and_unknown_parts_are_refused(tmp_path: Path, capsys: py
 
 def test_the_wheels_are_pinned_with_the_environment() -> None:
     pinned = {line.partition("==")[0] for line in (kit.ROOT / "requirements/cpu.txt").read_text().splitlines()}
-    assert set((kit.ROOT / "tests/gpu/requirements.txt").read_text().split()) <= pinned
+    assert set((kit.ROOT / "gpu_kit/requirements.txt").read_text().split()) <= pinned

@@ -13,7 +13,7 @@ from importlib.metadata import distributions
 
 import torch
 
-from tests.gpu.report import DEVICE, GIB, ON_GPU, report
+from gpu_kit.report import DEVICE, GIB, ON_GPU, report
 
 PROGRAMS = {"nvcc": "release", "c++": "", "ninja": ""}
 """Programs that SGLang's kernels are compiled with, and a word of the line of ``--version`` that matters."""

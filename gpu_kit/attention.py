@@ -13,8 +13,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from gpu_kit.report import DEVICE, ON_GPU, digest, report, report_difference, report_equal, seconds, sized
 from slime_core.modeling.rows import Sequences, attend
-from tests.gpu.report import DEVICE, ON_GPU, digest, report, report_difference, report_equal, seconds, sized
 
 LIMIT = 0.02
 """Of differences: bfloat16 has 8 bits, and a probability is rounded before it is multiplied by a value."""

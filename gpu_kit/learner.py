@@ -18,18 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slime_core.cli.memory import model_size
-from slime_core.components.construction import prepare_options
-from slime_core.components.functions import find_functions
-from slime_core.components.selection import policy_loss
-from slime_core.config.load import load, peek
-from slime_core.learner import LearnerSettings
-from slime_core.modeling.memory import GIB, RECOMPUTE, Cut, Recompute, Training, Usage, usage
-from slime_core.plugins.activation import activate
-from slime_core.rollout.shards import BatchPlan, make_shards
-from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
-from slime_core.weights.engine_control import reserve_port
-from tests.gpu.report import (
+from gpu_kit.report import (
     DEVICE,
     ON_GPU,
     SCRATCH,
@@ -41,6 +30,17 @@ from tests.gpu.report import (
     seconds,
     sized,
 )
+from slime_core.cli.memory import model_size
+from slime_core.components.construction import prepare_options
+from slime_core.components.functions import find_functions
+from slime_core.components.selection import policy_loss
+from slime_core.config.load import load, peek
+from slime_core.learner import LearnerSettings
+from slime_core.modeling.memory import GIB, RECOMPUTE, Cut, Recompute, Training, Usage, usage
+from slime_core.plugins.activation import activate
+from slime_core.rollout.shards import BatchPlan, make_shards
+from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
+from slime_core.weights.engine_control import reserve_port
 
 Shape = Mapping[str, Any]
 

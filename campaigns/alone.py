@@ -1,7 +1,7 @@
 """Each wheel of ours alone: an environment with the core, slime-datasets, which reads the prompts of every run, one
 plugin, the distributions that these require, and nothing else.
 
-    python -m tests.wheels.alone FOLDER [DISTRIBUTION ...]      about a minute a plugin on two cores; no network
+    python -m campaigns.alone FOLDER [DISTRIBUTION ...]      about a minute a plugin on two cores; no network
 
 The environments are made of what this one has installed: the distributions that ``slime-rl`` requires are hard-linked
 once, the further ones of a plugin into its own environment, and our wheels are built and installed. Tools that
@@ -30,7 +30,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[1]
 CORE, PROMPTS = "slime-rl", "slime-datasets"
 LIMIT_S = 900
 GENERATE = "--debug-rollout-only --num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 2"

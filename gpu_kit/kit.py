@@ -1,6 +1,6 @@
 """Runs all parts of the GPU kit and writes ``results.json`` and ``table.md``. Exit status: 1 if a check failed.
 
-    tests/gpu/run [PART ...] [--output FOLDER] [--wheels FOLDER] [--installed] [--limit-s 570]
+    gpu_kit/run [PART ...] [--output FOLDER] [--wheels FOLDER] [--installed] [--limit-s 570]
 
 Wheels are installed into a scratch folder, so the machine's environment is unchanged. Each part is a process, so a
 crash or a hang costs only its own part; rows that it reported before are in the table.
@@ -21,16 +21,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PARTS = ("machine", "attention", "experts", "numerics", "learner", "mixture", "sharing", "collective")
-ROOM = "tests.gpu"
+ROOM = "gpu_kit"
 PACKAGES = tuple(ROOT / name for name in ("", "plugins/slime-datasets", "plugins/slime-grpo", "plugins/slime-models"))
 WHEELS, OUTPUT = ROOT / "outputs/gpu-kit/wheels", ROOT / "outputs/gpu-kit/results"
 GPU_SETTINGS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """As in learner ranks: slime_core.runtime.machine.rank_environment."""
 
 Row = dict[str, Any]
-"""``part``, and the arguments of tests.gpu.report.report."""
+"""``part``, and the arguments of gpu_kit.report.report."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

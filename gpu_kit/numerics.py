@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gpu_kit.report import DEVICE, GIB, ON_GPU, peak_of, report, report_difference, report_peak, seconds, sized
 from slime_core.modeling import ParallelLayout, prepare_megatron
 from slime_core.modeling.layout import initialize_model_parallel
 from slime_core.modeling.memory import LOGIT
 from slime_core.ops.log_probs import log_probs_and_entropy
-from tests.gpu.report import DEVICE, GIB, ON_GPU, peak_of, report, report_difference, report_peak, seconds, sized
 
 VOCABULARY = 151_936
 ROWS = sized(8192, 48)
