@@ -1,11 +1,11 @@
-"""Sections [engine], [megatron] and [sglang]: SGLang servers of the policy and of auxiliary models, and the flags of
-Megatron and SGLang that a run passes on.
+"""Sections [engine], [megatron] and [sglang]: the SGLang servers of the policy and of auxiliary models, and the flags
+that a run passes on to Megatron and SGLang.
 
-Of Megatron's flags, a run passes on those that are shown to take effect with the layers built here
-(``tests/engines/test_megatron_flags.py``); the other fields of its configs are refused. slime-compat accepts what
-launch scripts say of the model where it is so, and says what to write in place of other flags.
+A run passes on the flags of Megatron that take effect in slime's models, as ``tests/engines/test_megatron_flags.py``
+proves, and refuses the others. slime-compat accepts flags of launch scripts that describe the model correctly, and
+names the replacement of other flags.
 
-SGLang's flags become arguments of its servers, except those that the core decides itself.
+SGLang's flags become arguments of its servers, except those that the core sets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
 from slime_core.config.options import Conflicts, Needs
 from slime_core.config.section import (
@@ -36,7 +35,7 @@ from slime_core.config.section import (
 from slime_core.errors import ConfigError
 
 WorkerType = Literal["regular", "prefill", "decode"]
-"""The part of a request that an engine computes."""
+"""The part of each request that an engine computes."""
 
 RouterPolicy = Literal[
     "cache_aware", "consistent_hashing", "manual", "power_of_two", "prefix_hash", "random", "round_robin"
@@ -45,17 +44,17 @@ RouterPolicy = Literal[
 
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
-"""Dtypes of an engine, by SGLang's names."""
+"""SGLang's names of dtypes."""
 
 
 def _pairs(value: Any) -> Any:
-    """A table as pairs of a name and a value, which can be hashed."""
-    found = value.items() if isinstance(value, Mapping) else value
-    return tuple(map(_pairs, found)) if isinstance(found, list | tuple | ItemsView) else found
+    """Return a table as pairs of a name and a value, which can be hashed."""
+    entries = value.items() if isinstance(value, Mapping) else value
+    return tuple(map(_pairs, entries)) if isinstance(entries, list | tuple | ItemsView) else entries
 
 
 Overrides = Annotated[tuple[tuple[str, Value], ...], BeforeValidator(_pairs)]
-"""SGLang's flags for some engines only, by SGLang's names; in a file a table."""
+"""SGLang's flags for some engines, by SGLang's names; a table in a file."""
 
 
 class EngineGroup(Section):
@@ -67,11 +66,11 @@ class EngineGroup(Section):
     num_gpus: PositiveInt
     """GPUs of the group; on a CPU, server processes."""
     num_gpus_per_engine: PositiveInt | None = None
-    """GPUs per engine. None: as its model says, or rollout_num_gpus_per_engine."""
+    """GPUs per engine. None: num_gpus_per_engine of its model, or rollout_num_gpus_per_engine."""
     worker_type: WorkerType = "regular"
-    """regular: whole requests. prefill: only prompts. decode: only what follows."""
+    """regular: whole requests. prefill: only prompts. decode: only responses."""
     overrides: Overrides = ()
-    """SGLang's flags for these engines, by SGLang's names; they win over [sglang]."""
+    """SGLang's flags for these engines. They override [sglang]."""
 
     @property
     def size(self) -> int:
@@ -90,11 +89,8 @@ LOG_NAMES = frozenset({"engine", "eval", "eval-engine", "router"})
 
 def _model_name(name: str) -> str:
     if name in LOG_NAMES or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise PydanticCustomError(
-            "log_name",
-            "{text}",
-            {"text": "log files carry it: letters, digits, . _ - only, and none of " + ", ".join(sorted(LOG_NAMES))},
-        )
+        reserved = ", ".join(sorted(LOG_NAMES))
+        raise rejected(f"found {name!r}; accepted: letters, digits and . _ -, and none of the log files {reserved}")
     return name
 
 
@@ -110,46 +106,46 @@ Address = Annotated[Name, AfterValidator(_address)]
 
 
 class EngineModel(Section):
-    """An auxiliary model: served, never trained.
+    """An auxiliary model, which is served and not trained.
 
     Example: ``EngineModel(name="judge", model_path=Path("Qwen3-8B"), num_gpus=2, num_gpus_per_engine=2)``.
     """
 
     name: Annotated[Name, AfterValidator(_model_name)]
-    """Name under which functions and reward models find it."""
+    """Name by which functions and reward models find the model."""
     model_path: Path
     """Hugging Face folder with weights and tokenizer."""
     num_gpus: PositiveInt | None = None
-    """GPUs of all its engines, in addition to the policy's. None: the sum of its groups, or 1."""
+    """GPUs of all engines of the model, in addition to those of the policy. None: the sum of its groups, or 1."""
     num_gpus_per_engine: PositiveInt | None = None
     """GPUs per engine. None: 1."""
     is_embedding: bool = False
-    """Serve scores or embeddings instead of text, as a reward model does."""
+    """Serve scores or embeddings instead of text, for reward models."""
     dtype: Dtype | None = None
-    """Type of weights and computation; auto takes that of the model's folder. None: the policy's (bf16)."""
+    """Dtype of weights and computation. auto: as in config.json of the model. None: as the policy (bf16)."""
     overrides: Overrides = ()
-    """SGLang's flags for this model's engines; they win over [sglang]."""
+    """SGLang's flags for the engines of the model. They override [sglang]."""
     engine_groups: tuple[EngineGroup, ...] = ()
-    """Groups of its engines. Empty: one."""
+    """Groups of the model's engines. Empty: one group."""
 
     @property
     def groups(self) -> tuple[EngineGroup, ...]:
-        """Every group with the size of its engines and the model's flags resolved."""
-        each = self.num_gpus_per_engine or 1
-        stated = self.engine_groups or (EngineGroup(num_gpus=self.num_gpus or each),)
-        return tuple(_resolved(group, each, self.overrides) for group in stated)
+        """The groups, each with the size of its engines and the flags of the model."""
+        size = self.num_gpus_per_engine or 1
+        groups = self.engine_groups or (EngineGroup(num_gpus=self.num_gpus or size),)
+        return tuple(_resolved(group, size, self.overrides) for group in groups)
 
 
 class EngineConfig(Section):
     """The SGLang servers."""
 
     sglang_mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of an engine's memory for weights and KV cache. None: SGLang decides."""
+    """Fraction of an engine's memory for weights and KV cache. None: SGLang decides."""
     sglang_context_length: PositiveInt | None = None
-    """Maximum tokens of prompt plus response. None: as the model's config.json says."""
+    """Maximum tokens of prompt plus response. None: as in the model's config.json."""
     engine_start_timeout_s: PositiveFloat | None = None
-    """Seconds until a starting engine must answer, and then until its first response. None: 600, plus the time to read
-    its weights at 0.5 GB/s."""
+    """Seconds until a starting engine must answer, and again until its first response. None: 600, plus the time to read
+    the weights at 0.5 GB/s."""
     use_fault_tolerance: Annotated[
         bool | None,
         Conflicts(
@@ -162,32 +158,32 @@ class EngineConfig(Section):
             because="requests bypass the router there, so a starting engine would get some before its weights",
         ),
     ] = None
-    """Start engines and the router again when they die or hang; False: that ends the run. None: with two engines or
-    more."""
+    """Restart engines and the router that die or hang. False: the run ends. None: restart them if there are two engines
+    or more."""
     engine_max_restarts: NonNegativeInt = 3
-    """Restarts of one engine, or of the router, within an hour, after which its next failure ends the run."""
+    """Restarts of an engine, or of the router, within an hour. Its next failure ends the run."""
     rollout_health_check_interval: PositiveFloat = 10.0
-    """Seconds between two probes of an engine."""
+    """Seconds between probes of an engine."""
     rollout_health_check_timeout: PositiveFloat = 15.0
-    """Seconds that an engine's scheduler has to answer one probe; after three failed ones in a row it hangs. Before its
-    first response, a GPU engine has engine_start_timeout_s to answer."""
+    """Seconds in which an engine's scheduler must answer a probe. An engine that fails three probes in a row hangs.
+    Before its first response, a GPU engine has engine_start_timeout_s."""
     rollout_health_check_first_wait: NonNegativeFloat = 0.0
-    """Seconds from an engine's start to its first probe."""
+    """Seconds from the start of an engine to its first probe."""
     engine_groups: tuple[EngineGroup, ...] = ()
-    """Groups of the policy's engines with settings of their own; together they have rollout_num_gpus. Empty: all alike.
+    """Groups of the policy's engines with different settings; their GPUs add up to rollout_num_gpus. Empty: one group.
 
-    A file has one table [[engine.engine_groups]] a group: num_gpus, num_gpus_per_engine, worker_type, overrides.
+    A file has a table [[engine.engine_groups]] for each group: num_gpus, num_gpus_per_engine, worker_type, overrides.
     """
     engine_models: tuple[EngineModel, ...] = ()
-    """Auxiliary models with their own engines and GPUs: a judge, a reward model. Empty: none.
+    """Auxiliary models on separate engines and GPUs, such as a judge or a reward model. Empty: none.
 
-    A file has one table [[engine.engine_models]] a model: name, model_path, num_gpus, num_gpus_per_engine,
+    A file has a table [[engine.engine_models]] for each model: name, model_path, num_gpus, num_gpus_per_engine,
     is_embedding, dtype, overrides, engine_groups.
     """
     prefill_num_servers: Annotated[
         PositiveInt | None, Conflicts("engine_groups", because="both set which engines only prefill")
     ] = None
-    """Number of engines that only prefill; the others only decode. Needs GPUs. None: all do both."""
+    """Engines that only prefill; the others only decode. Needs GPUs. None: all engines do both."""
     rollout_external_engine_addrs: Annotated[
         tuple[Address, ...],
         Distinct,
@@ -201,50 +197,51 @@ class EngineConfig(Section):
         ),
         Conflicts("debug_rollout_only", because="no learner publishes weights to engines whose weights are unknown"),
     ] = ()
-    """External engines that the run neither starts nor stops, as host:port. Empty: the run starts its own."""
+    """External engines as host:port, which the run neither starts nor stops. Empty: the run starts engines."""
     sglang_router_ip: Annotated[Name | None, Needs("sglang_router_port")] = None
-    """Host of an external router. None: the run starts its own router."""
+    """Host of an external router. None: the run starts a router."""
     sglang_router_port: Annotated[int | None, Field(ge=1, le=65535), Needs("sglang_router_ip")] = None
-    """Port of the external router at sglang_router_ip. None: the run starts its own router."""
+    """Port of the external router at sglang_router_ip. None: the run starts a router."""
     sglang_router_policy: Annotated[
-        RouterPolicy, Conflicts("sglang_router_ip", because="an external router has its own policy")
+        RouterPolicy, Conflicts("sglang_router_ip", because="the policy of an external router is fixed")
     ] = "cache_aware"
-    """How the router chooses an engine; consistent_hashing and manual keep a sample's session_id with one engine."""
+    """Policy by which the router chooses an engine. consistent_hashing and manual send all requests of a sample
+    (session_id) to one engine."""
 
     def groups(self, *, num_gpus: int, num_gpus_per_engine: int) -> tuple[EngineGroup, ...]:
-        """Groups of the policy's engines, the size of each resolved, prefill before decode.
+        """Return the groups of the policy's engines with their sizes, prefill before decode.
 
         Arguments:
-            num_gpus: of all of them together, where no group says its own.
-            num_gpus_per_engine: of an engine whose group does not say.
+            num_gpus: GPUs of all engines, if there are no groups.
+            num_gpus_per_engine: size of the engines of groups that have none.
         """
-        stated = self.engine_groups or self._unstated(num_gpus, num_gpus_per_engine)
-        return tuple(_resolved(group, num_gpus_per_engine, ()) for group in stated)
+        groups = self.engine_groups or self._default_groups(num_gpus, num_gpus_per_engine)
+        return tuple(_resolved(group, num_gpus_per_engine, ()) for group in groups)
 
-    def _unstated(self, num_gpus: int, each: int) -> tuple[EngineGroup, ...]:
+    def _default_groups(self, num_gpus: int, size: int) -> tuple[EngineGroup, ...]:
         if self.prefill_num_servers is None:
             return (EngineGroup(num_gpus=num_gpus),)
-        prefill = self.prefill_num_servers * each
-        # A rule refuses what leaves nothing for decoding; it still has to be representable.
-        decode = max(each, num_gpus - prefill)
+        prefill = self.prefill_num_servers * size
+        # A rule refuses a run without GPUs for decoding, after these groups are built.
+        decode = max(size, num_gpus - prefill)
         return EngineGroup(num_gpus=prefill, worker_type="prefill"), EngineGroup(num_gpus=decode, worker_type="decode")
 
 
-def _resolved(group: EngineGroup, each: int, overrides: tuple[tuple[str, Value], ...]) -> EngineGroup:
+def _resolved(group: EngineGroup, size: int, overrides: tuple[tuple[str, Value], ...]) -> EngineGroup:
     merged = tuple(sorted({**dict(overrides), **dict(group.overrides)}.items()))
     return group.model_copy(
-        update={"num_gpus_per_engine": group.num_gpus_per_engine or each, "overrides": merged},
+        update={"num_gpus_per_engine": group.num_gpus_per_engine or size, "overrides": merged},
     )
 
 
 def model_url(models: Mapping[str, str], name: str, endpoint: str = "") -> str:
-    """The address of model ``name``, followed by ``endpoint``.
+    """Return the address of model ``name``, followed by ``endpoint``.
 
     Example: ``model_url({"judge": "http://127.0.0.1:4000"}, "judge", "/generate")`` is
     ``"http://127.0.0.1:4000/generate"``.
 
     Arguments:
-        models: name -> URL, as ``GenerateContext.models`` and ``SamplerSettings.model_urls`` hold it.
+        models: name -> URL, as in ``GenerateContext.models`` and ``SamplerSettings.model_urls``.
 
     Raises:
         ConfigError: the run serves no such model.
@@ -262,13 +259,12 @@ class MegatronFlag:
     """A flag that sets a field of one of Megatron's configs.
 
     Arguments:
-        home: which of Megatron's configs it sets: ``transformer``, ``optimizer`` or ``ddp``.
-        text: what it does.
-        conditions: what it needs and excludes, and its bounds. Megatron fails only when the model is built, or not at
-            all.
-        type: of its value.
-        field: the field that it sets; None: the field of the same name.
-        value: what a switch sets if the field is not a switch.
+        home: Megatron's config: ``transformer``, ``optimizer`` or ``ddp``.
+        text: the description in help.
+        conditions: its needs, conflicts and bounds, which Megatron checks late or not at all.
+        type: type of the value.
+        field: the field of the config; None if it has the name of the flag.
+        value: the value of the field if the flag is a switch and the field is not.
     """
 
     home: str
@@ -286,8 +282,8 @@ OFFLOADED = (Needs("optimizer_cpu_offload"),)
 MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
     "recompute_granularity": MegatronFlag(
         "transformer",
-        "What the backward pass computes again instead of keeping it. full: whole layers. "
-        "selective: recompute_modules. Not given: on GPUs whose memory is known, what has to be for the run to fit it.",
+        "Activations that the backward pass computes again to save memory. full: those of whole layers. selective: "
+        "those of recompute_modules. Not given: as much as the run needs to fit, on GPUs whose memory is known.",
         (Needs("recompute_method", when="full"), Needs("recompute_num_layers", when="full")),
         type=Literal["full", "selective"],
     ),
@@ -315,11 +311,11 @@ MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
         "optimizer", "Learning rate of embedding and output weights. Not given: lr.", RATE, float
     ),
     "decoupled_min_lr": MegatronFlag(
-        "optimizer", "Where that learning rate ends. Not given: min_lr.", (Needs("decoupled_lr"), *RATE), float
+        "optimizer", "Final value of decoupled_lr. Not given: min_lr.", (Needs("decoupled_lr"), *RATE), float
     ),
     "optimizer_cpu_offload": MegatronFlag(
         "optimizer",
-        "Keep Adam's state in host memory and update it there. On a CPU, where it is anyway, nothing changes.",
+        "Keep Adam's state in host memory and update it there. No effect on a CPU.",
         (
             Needs(
                 "use_precision_aware_optimizer", because="Megatron's hybrid optimizer holds the float32 weights itself"
@@ -335,7 +331,7 @@ MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
     ),
     "optimizer_offload_fraction": MegatronFlag(
         "optimizer",
-        "Share of the optimizer's state that is on the host. Not given: 1.",
+        "Fraction of the optimizer's state on the host. Not given: 1.",
         (*OFFLOADED, Ge(0), Le(1)),
         float,
     ),
@@ -344,15 +340,15 @@ MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
     ),
     "apply_wd_to_qk_layernorm": MegatronFlag("optimizer", "Decay the weights of the norms of queries and keys too."),
     "overlap_grad_reduce": MegatronFlag(
-        "ddp", "Exchange the gradients of a step's last micro-batch between ranks while the backward pass goes on."
+        "ddp", "Reduce the gradients of a step's last micro-batch over ranks during its backward pass."
     ),
     "overlap_param_gather": MegatronFlag(
         "ddp",
-        "Gather new weights from the ranks that hold them while the next step of the rollout runs its forward pass.",
+        "Gather updated weights during the forward pass of the rollout's next step.",
     ),
     "recompute_activations": MegatronFlag(
         "transformer",
-        "Means recompute_granularity selective.",
+        "Short for recompute_granularity selective.",
         (
             Conflicts(
                 "recompute_granularity",
@@ -365,7 +361,7 @@ MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
         value="selective",
     ),
 }
-"""Settings that a run passes on, by the flag's name."""
+"""Flag -> its description, of the flags that a run passes on."""
 
 
 class MegatronConfig(EngineSection):
@@ -442,11 +438,11 @@ def sglang_name(name: str) -> str:
     """Return SGLang's name for one of its spellings.
 
     Raises:
-        ValueError: slime sets it; the message says what to write instead.
+        ValueError: slime sets this flag; the message names the replacement.
     """
     positive = name.removeprefix("no_")
     if not name.isidentifier():
-        raise ValueError("no name of SGLang's")
+        raise ValueError("not a name of SGLang")
     if instead := _WRITE_INSTEAD.get(positive):
         raise ValueError(f"not passed on to SGLang; write {instead}")
     if positive in _SET_BY_SLIME:
@@ -454,18 +450,18 @@ def sglang_name(name: str) -> str:
     return _ALIASES.get(name, name)
 
 
-def server_arguments(given: Iterable[tuple[str, Value]]) -> tuple[str, ...]:
-    """Return arguments of ``sglang.launch_server``. SGLang's parser checks them ; False leaves a flag out.
+def server_arguments(flags: Iterable[tuple[str, Value]]) -> tuple[str, ...]:
+    """Return arguments of ``sglang.launch_server``, without flags that are False. SGLang's parser checks them.
 
     Example: ``(("chunked_prefill_size", 512), ("disable_radix_cache", True))`` gives
     ``("--chunked-prefill-size=512", "--disable-radix-cache")``.
     """
-    return tuple(word for name, value in given for word in _words(name, value))
+    return tuple(word for name, value in flags for word in _words(name, value))
 
 
-def speculates(given: Iterable[tuple[str, Value]]) -> bool:
-    """Whether engines with these flags let a draft propose tokens."""
-    return dict(given).get("speculative_algorithm") is not None
+def speculates(flags: Iterable[tuple[str, Value]]) -> bool:
+    """Return whether engines with these flags decode speculatively."""
+    return dict(flags).get("speculative_algorithm") is not None
 
 
 class SGLangConfig(EngineSection):

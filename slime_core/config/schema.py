@@ -1,16 +1,15 @@
-"""Every setting of a run, typed and frozen: one class per section, one field per setting; and values that follow from
-several settings, such as each evaluation set with its settings resolved.
+"""All settings of a run: one class for each section, one field for each setting; and values computed from several
+settings, such as the resolved evaluation sets.
 
 This file has the sections ``[run]``, ``[model]``, ``[cluster]``, ``[checkpoint]``, ``[watch]`` and ``[debug]``, and the
-defaults of the built-in demo; the other classes are in ``sampling``, ``learning`` and ``engines``.
+defaults of the built-in demo. The other classes are in ``sampling``, ``learning`` and ``engines``.
 
 A section is a TOML table of the same name. The flag of a field is its name with dashes (``lr_warmup_iters`` is
 ``--lr-warmup-iters``); names are unique across sections, so flags need no prefix. Fields keep slime's names, and
 Megatron's where slime took them from there.
 
-A field says its unit and what None and 0 mean in its description, which is also its line in ``slime run --help``.
-There is no field for a feature that does not exist. ``[megatron]`` and ``[sglang]`` hold settings of the
-engines under the engines' names.
+The docstring under a field gives its unit and the meaning of None and 0; ``slime run --help`` prints it.
+``[megatron]`` and ``[sglang]`` hold flags of Megatron and SGLang under their names there.
 
 Example, as a file and as flags::
 
@@ -68,7 +67,7 @@ OF_THE_MODEL: Final[dict[str, object]] = {
     "rollout_max_response_len": 8,
     "apply_chat_template": True,
 }
-"""Setting to value; the unit of each is that of its field. They hold for the built-in model with any prompts."""
+"""Setting -> default of runs with the built-in model, whatever their prompts."""
 
 DEMO_DEFAULTS: Final[dict[str, object]] = {
     **OF_THE_MODEL,
@@ -76,18 +75,18 @@ DEMO_DEFAULTS: Final[dict[str, object]] = {
     "eval_interval": 20,
     "eval_prompt_data": (("arithmetic", ARITHMETIC / "data" / "held_out.jsonl"),),
 }
-"""Defaults of the built-in model with its own task."""
+"""Setting -> default of runs with the built-in model and the built-in prompts."""
 
 OF_EVALUATIONS: Final = frozenset({"eval_interval", "eval_prompt_data"})
-"""Settings that ask for evaluations."""
+"""Settings that turn evaluations on."""
 
 
 def _folder_name(name: str) -> str:
     if len(name.encode()) > 200 or not re.fullmatch(r"[\w][\w .+=,@-]*", name):
         shown = name if len(name) <= 60 else f"{name[:60]}..."
         raise rejected(
-            f"found {shown!r}; accepted: the name of a folder, of letters, digits, spaces and . _ + = , @ -, at most "
-            "200 bytes; where the folder is, --output-dir says"
+            f"found {shown!r}; accepted: a folder name of letters, digits, spaces and . _ + = , @ -, at most 200 "
+            "bytes. For a path use --output-dir"
         )
     return name
 
@@ -105,18 +104,18 @@ class JobConfig(Section):
     seed: NonNegativeInt = 1234
     """Seed of initialisation, data order and sampling."""
     plugins: tuple[Name, ...] = ()
-    """Plugins of the run, by name, module or .py file; named by flag, they replace those of the file."""
+    """Plugins of the run, by name, module or .py file. Flags replace the list of the file."""
     no_plugins: tuple[Name, ...] = ()
-    """Plugins to leave out, even if the file names them or the model needs them."""
+    """Plugins to leave out, even if the file names them or the run uses their components."""
     allow_plugin_change: Annotated[bool, Once()] = False
     """Resume although plugins or slime have changed since the checkpoint."""
     max_restarts: NonNegativeInt = 3
-    """How often the run restarts from its newest checkpoint after a process, a node or Ray died; a new checkpoint
-    resets the count. 0: it ends."""
+    """Restarts from the newest checkpoint after a process, a node or Ray died, without a new checkpoint in between. 0:
+    the first death ends the run."""
     num_token_samples: NonNegativeInt = 8
-    """How many rows of each file in samples/, the first ones, also hold token ids, loss mask and log-probs."""
+    """Rows at the start of each file in samples/ that also hold token ids, loss mask and log-probs."""
     progress: Literal["auto", "live", "lines", "none"] = "auto"
-    """What is printed while running: one line a step; live: above a bar. auto: live on a terminal, else lines."""
+    """Progress output. lines: one line a step. live: the same above a bar. auto: live on a terminal, or lines."""
 
 
 class ModelConfig(Section):
@@ -131,7 +130,7 @@ class ModelConfig(Section):
             because="no learner loads weights; give engines the weights with --hf-checkpoint",
         ),
     ] = None
-    """torch_dist folder with the start weights, of slime convert, a run or Megatron. None: those of hf_checkpoint."""
+    """torch_dist folder with the start weights, written by slime convert, a run or Megatron. None: hf_checkpoint."""
     ref_load: Annotated[Path | None, OF_REFERENCE] = None
     """Hugging Face or torch_dist folder of the reference model for the KL term. None: the start weights."""
     load: Annotated[
@@ -141,26 +140,26 @@ class ModelConfig(Section):
             because="no learner resumes; give engines the weights with --hf-checkpoint CHECKPOINT/hf",
         ),
     ] = None
-    """Run folder or checkpoint to resume from; optimizer, step and data cursor too. None: start at step 0.
+    """Run folder or checkpoint to resume from, with optimizer, step and data cursor. None: start at step 0.
 
-    Without --config, the settings are those of that run. Code that such a folder names is run only if a run of yours
-    has used it, or if you name it again; reading a checkpoint runs none.
+    Without --config, the settings of that run apply. Code that the run folder names is run only if the command line
+    names it again.
     """
     bf16: bool = False
     """Compute in bfloat16; the optimizer keeps float32 masters. False: float32.
 
-    Not given: on GPUs bfloat16 if the checkpoint's config.json says so (dtype, torch_dtype); else float32.
+    Not given: bfloat16 on GPUs if dtype or torch_dtype in the checkpoint's config.json is bfloat16, otherwise float32.
     """
     trust_remote_code: bool = False
     """Let transformers run Python code from the checkpoint folder."""
 
 
 class ClusterConfig(Section):
-    """Which processes run where."""
+    """Devices and nodes of the run."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where learner and engines compute. auto: cuda if a node of the joined Ray cluster has a GPU, or without
-    one if this machine has and torch is a CUDA build; else cpu."""
+    """Device of learner and engines. auto: cuda if a node of the joined Ray cluster has a GPU; without a cluster, if
+    this machine has one and torch is a CUDA build; otherwise cpu."""
     actor_num_nodes: PositiveInt = 1
     """Nodes that train."""
     actor_num_gpus_per_node: PositiveInt = 1
@@ -168,7 +167,7 @@ class ClusterConfig(Section):
     rollout_num_gpus: PositiveInt = 1
     """GPUs of all engines together; on a CPU, server processes.
 
-    Not given: those of one engine; with colocate, all of the learner's devices.
+    Not given: enough for one engine; with colocate, all devices of the learner.
     """
     rollout_num_gpus_per_engine: PositiveInt = 1
     """GPUs per engine (its tensor parallel size); on a CPU, processes."""
@@ -180,9 +179,9 @@ class ClusterConfig(Section):
     ] = False
     """Learner and engines share devices in turns; rollout_num_gpus must not exceed the learner's."""
     gpu_memory_gib: PositiveFloat | None = None
-    """Memory of one GPU in GiB, by which a run that does not fit is refused. None: what nvidia-smi says here.
+    """Memory of one GPU in GiB. A run that needs more is refused. None: as nvidia-smi reports it on this machine.
 
-    Where neither says it, slime check prints what a GPU has to hold, and nothing is refused.
+    If it is unknown, no run is refused, and slime check prints the memory that a GPU needs.
     """
     ray_address: Name | None = None
     """Ray cluster to join: "auto" or an address. None: start a local one and stop it at the end."""
@@ -192,34 +191,34 @@ class CheckpointConfig(Section):
     """Saving; a checkpoint is always written at the end of a run."""
 
     save_interval: Annotated[PositiveInt | None, WHERE_TRAINED] = None
-    """Save every this many rollouts. None: only at the end, at SIGTERM, and as save_interval_minutes says."""
+    """Rollouts between checkpoints. None: save at the end, at SIGTERM, and by save_interval_minutes."""
     save_interval_minutes: PositiveFloat | None = 30.0
-    """Also save after the first rollout that ends this many minutes after the last checkpoint; the next checkpoint
-    replaces it. None: never."""
+    """Minutes after the last checkpoint until an additional one, which the next checkpoint replaces. It is written when
+    a rollout ends. None: no additional ones."""
     save_keep_last: Annotated[
         PositiveInt | None, Needs("save_interval", because="all other checkpoints are replaced")
     ] = None
-    """Checkpoints of save_interval that stay on disk, the newest ones. None: all."""
+    """Newest checkpoints of save_interval to keep on disk. None: all."""
     save_keep_every: Annotated[PositiveInt | None, Needs("save_keep_last", because="otherwise all stay")] = None
-    """Checkpoints after a multiple of this many rollouts stay, however old they are. None: as save_keep_last says."""
+    """Keep every checkpoint at a multiple of this many rollouts. None: keep only those of save_keep_last."""
     async_save: bool = True
-    """Training waits for a copy of the state in host memory, and continues while that is written; the next save and the
-    end of the run wait for the files. False: training waits for them."""
+    """Copy the state to host memory and write it while training continues. The next save and the end of the run wait
+    for the files. False: training waits for the files."""
     save_hf: bool = True
     """Also write each checkpoint's weights as a Hugging Face folder."""
 
 
 class WatchConfig(Section):
-    """Limits on waiting, so that nothing hangs silently."""
+    """Time limits of waits for other processes."""
 
     wait_warn_s: Annotated[PositiveFloat, AtMost("wait_fail_s")] = 60.0
-    """Seconds after which a wait for another process is reported, with the processes that it waits for."""
+    """Seconds after which a wait for other processes is reported, with their names."""
     wait_fail_s: PositiveFloat = 1800.0
-    """Seconds after which a wait for another process ends the run."""
+    """Seconds after which a wait for other processes ends the run."""
 
 
 def _template(*placeholders: str) -> AfterValidator:
-    """Accepts a path in which ``placeholders`` stand for numbers."""
+    """Return a validator of paths that contain ``placeholders`` for numbers."""
 
     def check(path: Path) -> Path:
         unknown = sorted(set(re.findall(r"\{[^{}]*\}", f"{path}")) - set(placeholders))
@@ -237,27 +236,27 @@ TrainDataPath = Annotated[Path, _template("{rollout_id}", "{rank}")]
 
 
 class DebugConfig(Section):
-    """Rollouts alone or training alone, and rollouts on disk."""
+    """Runs that only generate or only train, and rollouts on disk."""
 
     debug_rollout_only: Annotated[
         bool, Conflicts(*NO_ENGINES, because="neither learner nor engines would be started")
     ] = False
-    """Generate and reward, and train nothing: no learner is started."""
+    """Generate and score rollouts without a learner."""
     debug_train_only: Annotated[bool, Needs("load_debug_rollout_data")] = False
-    """Train on saved rollouts: no engine is started. Needs load_debug_rollout_data."""
+    """Train on saved rollouts without engines. Needs load_debug_rollout_data."""
     save_debug_rollout_data: Annotated[RolloutPath | None, Conflicts(*NO_ENGINES, because="nothing is generated")] = (
         None
     )
-    """File for the samples of each rollout, JSON Lines; {rollout_id} stands for its number. None: not written."""
+    """JSON Lines file for the samples of each rollout; {rollout_id} is replaced by its number. None: not written."""
     load_debug_rollout_data: RolloutPath | None = None
-    """File with the samples of each rollout, as save_debug_rollout_data wrote it; means debug_train_only.
+    """File with the samples of each rollout, written by save_debug_rollout_data. Implies debug_train_only.
 
-    None: rollouts are generated.
+    None: generate rollouts.
     """
     load_debug_rollout_data_subsample: Annotated[FractionAboveZero | None, Needs("load_debug_rollout_data")] = None
-    """Share of each loaded rollout's prompt groups that is trained on. None: all."""
+    """Fraction of each loaded rollout's prompt groups to train on. None: all."""
     save_debug_train_data: Annotated[TrainDataPath | None, WHERE_TRAINED] = None
-    """File for what each learner rank trained, safetensors; {rollout_id} and {rank} stand for their numbers.
+    """safetensors file for the training data of each learner rank; {rollout_id} and {rank} are replaced by numbers.
 
     None: not written.
     """
@@ -269,12 +268,12 @@ class DebugConfig(Section):
 
     @property
     def generates(self) -> bool:
-        """Whether engines are started; else rollouts are read."""
+        """Whether engines are started. Otherwise rollouts are read from files."""
         return not self.debug_train_only and self.load_debug_rollout_data is None
 
 
 class RunConfig(Section):
-    """All settings of a run; hashable by value, picklable, and never changed after validation."""
+    """All settings of a run. Hashable, picklable and immutable."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
@@ -304,39 +303,39 @@ class RunConfig(Section):
 
     @property
     def of_plugins(self) -> PluginSettings:
-        """The options of the run's plugins, as far as the core reads them."""
+        """The part of the plugins' options that the core reads."""
         return self._of_plugins
 
-    def with_plugins(self, found: PluginSettings) -> Self:
-        """The same settings with ``found`` as those of plugins."""
+    def with_plugins(self, settings: PluginSettings) -> Self:
+        """Return a copy with ``settings`` as the options of plugins."""
         copy = self.model_copy()
-        copy._of_plugins = found
+        copy._of_plugins = settings
         return copy
 
     def provided(self, part: Part) -> tuple[str, ...]:
-        """The options of plugins that bring ``part``, as ``custom_rm_path = mine.py``; empty: the core does it."""
+        """Return the options of plugins that provide ``part``, such as ``custom_rm_path = mine.py``."""
         return self._of_plugins.provided.get(part, ())
 
     @property
     def samples_per_rollout(self) -> int:
-        """Samples of one rollout: prompts times responses a prompt."""
+        """Samples of one rollout."""
         return self.rollout.rollout_batch_size * self.rollout.n_samples_per_prompt
 
     @property
     def steps_per_rollout(self) -> int:
-        """Optimizer steps of one rollout, from whichever of the two settings was given; 1 if neither was."""
+        """Optimizer steps of one rollout; 1 if neither of the two settings is given."""
         if self.learner.num_steps_per_rollout is not None:
             return self.learner.num_steps_per_rollout
         return max(1, self.samples_per_rollout // (self.learner.global_batch_size or self.samples_per_rollout))
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of one optimizer step: ``global_batch_size``, or what the rollout gives."""
+        """Samples of one optimizer step."""
         return self.learner.global_batch_size or self.samples_per_rollout // self.steps_per_rollout
 
     @property
     def evaluates(self) -> bool:
-        """Whether there is something to evaluate on."""
+        """Whether the run has evaluation sets, or a plugin that evaluates."""
         return bool(self.eval.files or self.provided("evaluation"))
 
     @property
@@ -346,24 +345,25 @@ class RunConfig(Section):
 
     @property
     def num_started_ranks(self) -> int:
-        """Processes that train and that the run starts: none where it only generates."""
+        """Learner processes that the run starts; 0 if it only generates."""
         return self.num_learner_ranks if self.debug.trains else 0
 
     @property
     def num_critic_ranks(self) -> int:
-        """Processes of a separate critic; 0: it shares the learner's, or there is none."""
+        """Processes of a separate critic; 0 if it shares those of the learner, or there is no critic."""
         return self.critic.critic_num_gpus or 0
 
     @property
     def critic_parallel(self) -> ParallelConfig:
-        """The layout of a separate critic: the actor's, but for settings of its own.
+        """The layout of a separate critic: the layout of the actor, changed by the settings of the critic.
 
-        Experts are shared as the actor's where its data- and context-parallel ranks allow that, else each has all.
+        Experts are divided as in the actor if the critic's data- and context-parallel ranks allow it. Otherwise every
+        rank has all experts.
         """
-        own, actor = self.critic, self.parallel
-        tensor = own.critic_tensor_model_parallel_size or actor.tensor_model_parallel_size
-        pipeline = own.critic_pipeline_model_parallel_size or actor.pipeline_model_parallel_size
-        sequence, stages = own.critic_sequence_parallel, actor.num_virtual_stages_per_pipeline_rank
+        critic, actor = self.critic, self.parallel
+        tensor = critic.critic_tensor_model_parallel_size or actor.tensor_model_parallel_size
+        pipeline = critic.critic_pipeline_model_parallel_size or actor.pipeline_model_parallel_size
+        sequence, stages = critic.critic_sequence_parallel, actor.num_virtual_stages_per_pipeline_rank
         experts = actor.expert_model_parallel_size * (actor.expert_tensor_parallel_size or tensor)
         shares = self.num_critic_ranks // pipeline % experts == 0
         return actor.model_copy(
@@ -372,7 +372,7 @@ class RunConfig(Section):
                 "sequence_parallel": actor.sequence_parallel and tensor > 1 if sequence is None else sequence,
                 "pipeline_model_parallel_size": pipeline,
                 "num_virtual_stages_per_pipeline_rank": stages if pipeline > 1 else 1,
-                "context_parallel_size": own.critic_context_parallel_size or actor.context_parallel_size,
+                "context_parallel_size": critic.critic_context_parallel_size or actor.context_parallel_size,
                 "expert_model_parallel_size": actor.expert_model_parallel_size if shares else 1,
                 "expert_tensor_parallel_size": actor.expert_tensor_parallel_size if shares else None,
             }
@@ -388,12 +388,12 @@ class RunConfig(Section):
 
     @property
     def num_data_ranks(self) -> int:
-        """Copies of the model that train, each on samples of its own."""
+        """Data-parallel copies of the model in the learner."""
         return self.num_learner_ranks // self.parallel.model_size
 
     @property
     def num_engines(self) -> int:
-        """Inference servers of the policy, started by the run or by the user; none where rollouts are read."""
+        """Inference servers of the policy, started by the run or by the user; 0 if rollouts are read from files."""
         if not self.debug.generates:
             return 0
         external = len(self.engine.rollout_external_engine_addrs)
@@ -401,7 +401,7 @@ class RunConfig(Section):
 
     @property
     def engine_groups(self) -> tuple[EngineGroup, ...]:
-        """Groups of the policy's engines that the run starts, sizes resolved."""
+        """Groups of the policy's engines that the run starts, with their sizes."""
         if not self.debug.generates or self.engine.rollout_external_engine_addrs:
             return ()
         requested = self.cluster
@@ -411,7 +411,7 @@ class RunConfig(Section):
 
     @property
     def restarts_engines(self) -> bool:
-        """Whether engines and the router are started again when they die."""
+        """Whether dead engines and routers are started again."""
         chosen = self.engine.use_fault_tolerance
         restartable = not (self.cluster.colocate or self.learner.use_rollout_routing_replay)
         return sum(group.num_engines for group in self.engine_groups) > 1 and restartable if chosen is None else chosen
@@ -424,7 +424,7 @@ class RunConfig(Section):
 
     @property
     def splits_prefill(self) -> bool:
-        """Whether some engines compute prompts and others what follows them."""
+        """Whether separate engines prefill and decode."""
         return any(group.worker_type != "regular" for group in self.engine_groups)
 
     @property
@@ -436,8 +436,7 @@ class RunConfig(Section):
 
     @property
     def auxiliary_groups(self) -> tuple[EngineGroup, ...]:
-        """Groups of all engines but the policy's: those of auxiliary models, model after model; then those that only
-        evaluate."""
+        """Groups of the engines of auxiliary models, followed by the engines that only evaluate."""
         if not self.debug.generates:
             return ()
         return (*(group for model in self.engine.engine_models for group in model.groups), *self.eval_groups)
@@ -445,9 +444,9 @@ class RunConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSet:
-    """One evaluation set; see :class:`~slime_core.config.sampling.EvalDataset` for what its fields mean.
+    """One resolved evaluation set; :class:`~slime_core.config.sampling.EvalDataset` describes the fields.
 
-    ``label_key``, ``reward_key``, ``repetition_penalty``, ``model`` and the two limits are None where there is none.
+    ``label_key``, ``reward_key``, ``repetition_penalty``, ``model`` and the two limits are None if unset.
     """
 
     name: str
@@ -475,45 +474,47 @@ class EvalSet:
 
     @property
     def longest_prompt(self) -> int | None:
-        """Tokens of the longest prompt that is kept; None: all are."""
+        """Tokens of the longest prompt that is kept; None if there is no limit."""
         before_a_token = None if self.max_context_len is None else self.max_context_len - 1
-        return min((most for most in (self.max_prompt_len, before_a_token) if most is not None), default=None)
+        return min((limit for limit in (self.max_prompt_len, before_a_token) if limit is not None), default=None)
 
 
 def eval_sets(config: RunConfig) -> tuple[EvalSet, ...]:
-    """The sets of ``eval_prompt_data``, then those of ``eval_datasets``."""
+    """Return the sets of ``eval_prompt_data``, then those of ``eval_datasets``."""
     pairs = (EvalDataset(name=name, path=path) for name, path in config.eval.eval_prompt_data)
-    return tuple(_resolved(one, config) for one in (*pairs, *config.eval.eval_datasets))
+    return tuple(_resolved(dataset, config) for dataset in (*pairs, *config.eval.eval_datasets))
 
 
-def _resolved(own: EvalDataset, config: RunConfig) -> EvalSet:
-    """Take each setting from the set itself, else from the ``eval_*`` of all sets, else from training."""
+def _resolved(dataset: EvalDataset, config: RunConfig) -> EvalSet:
+    """Take each setting from the set, otherwise from the ``eval_*`` setting, otherwise from the one of training."""
     of_all, rollout, data = config.eval, config.rollout, config.data
-    temperature = _first(own.temperature, of_all.eval_temperature)
+    temperature = _first(dataset.temperature, of_all.eval_temperature)
     greedy = temperature == 0  # top_p and top_k have nothing to choose from
     return EvalSet(
-        name=own.name,
-        path=own.path,
-        n_samples_per_eval_prompt=_first(own.n_samples_per_eval_prompt, of_all.n_samples_per_eval_prompt),
+        name=dataset.name,
+        path=dataset.path,
+        n_samples_per_eval_prompt=_first(dataset.n_samples_per_eval_prompt, of_all.n_samples_per_eval_prompt),
         temperature=temperature,
-        top_p=1.0 if greedy else _first(own.top_p, of_all.eval_top_p, rollout.rollout_top_p),
-        top_k=-1 if greedy else _first(own.top_k, of_all.eval_top_k, rollout.rollout_top_k),
-        max_response_len=_first(own.max_response_len, of_all.eval_max_response_len, rollout.rollout_max_response_len),
-        min_new_tokens=_first(own.min_new_tokens, of_all.eval_min_new_tokens),
-        stop=_first(own.stop, rollout.rollout_stop),
-        stop_token_ids=_first(own.stop_token_ids, rollout.rollout_stop_token_ids),
-        repetition_penalty=own.repetition_penalty,
-        max_prompt_len=own.max_prompt_len or of_all.eval_max_prompt_len,
-        max_context_len=own.max_context_len or of_all.eval_max_context_len,
-        input_key=own.input_key or of_all.eval_input_key or data.input_key,
-        label_key=_unless_none(own.label_key or of_all.eval_label_key or data.label_key),
-        metadata_key=own.metadata_key or data.metadata_key,
-        apply_chat_template=_first(own.apply_chat_template, data.apply_chat_template),
-        generate_function=own.generate_function or rollout.generate_function,
-        rm_type=own.rm_type or rollout.rm_type,
-        reward_key=_unless_none(own.reward_key or of_all.eval_reward_key or rollout.reward_key),
-        pass_threshold=_first(own.pass_threshold, of_all.eval_pass_threshold),
-        model=own.model,
+        top_p=1.0 if greedy else _first(dataset.top_p, of_all.eval_top_p, rollout.rollout_top_p),
+        top_k=-1 if greedy else _first(dataset.top_k, of_all.eval_top_k, rollout.rollout_top_k),
+        max_response_len=_first(
+            dataset.max_response_len, of_all.eval_max_response_len, rollout.rollout_max_response_len
+        ),
+        min_new_tokens=_first(dataset.min_new_tokens, of_all.eval_min_new_tokens),
+        stop=_first(dataset.stop, rollout.rollout_stop),
+        stop_token_ids=_first(dataset.stop_token_ids, rollout.rollout_stop_token_ids),
+        repetition_penalty=dataset.repetition_penalty,
+        max_prompt_len=dataset.max_prompt_len or of_all.eval_max_prompt_len,
+        max_context_len=dataset.max_context_len or of_all.eval_max_context_len,
+        input_key=dataset.input_key or of_all.eval_input_key or data.input_key,
+        label_key=_unless_none(dataset.label_key or of_all.eval_label_key or data.label_key),
+        metadata_key=dataset.metadata_key or data.metadata_key,
+        apply_chat_template=_first(dataset.apply_chat_template, data.apply_chat_template),
+        generate_function=dataset.generate_function or rollout.generate_function,
+        rm_type=dataset.rm_type or rollout.rm_type,
+        reward_key=_unless_none(dataset.reward_key or of_all.eval_reward_key or rollout.reward_key),
+        pass_threshold=_first(dataset.pass_threshold, of_all.eval_pass_threshold),
+        model=dataset.model,
     )
 
 

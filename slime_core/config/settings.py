@@ -1,9 +1,9 @@
-"""One setting: its names, what it accepts, and how a value is read from a flag or from TOML.
+"""One setting: its names and accepted values, and how to read a value from a flag or from TOML.
 
-The settings of the core come from ``schema``; those of a plugin from its options class, as ``--grpo.std-normalization``
-and ``[grpo] std_normalization``, or with a flag of their own. Both are read by the same code.
+The core's settings come from ``schema``, a plugin's from its options class, with the flag ``--grpo.std-normalization``
+and the key ``[grpo] std_normalization`` unless the annotation names another flag. The same code reads both.
 
-What a setting accepts, and what its value is, is also put into words and into TOML here: for messages, help and files.
+``accepted_words``, ``as_words`` and ``as_toml`` describe settings and values for messages, help and files.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _BOUNDS = {Ge: "of at least", Gt: "greater than", Le: "at most", Lt: "less than"
 
 @dataclass(frozen=True, slots=True)
 class InWords:
-    """Says what a type of our own accepts; stands in the metadata of its annotation."""
+    """Description of a custom type, used in messages. Attach it with ``Annotated``."""
 
     text: str
 
 
 def accepted_words(annotation: Any, metadata: Sequence[object] = ()) -> str:
-    """The annotation in words; empty for types that have none here."""
+    """Return the accepted values in words; empty for other types."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if in_words := [entry.text for entry in metadata if isinstance(entry, InWords)]:
         return in_words[0]
@@ -75,7 +75,7 @@ def accepted_words(annotation: Any, metadata: Sequence[object] = ()) -> str:
 
 
 def placeholder_of(annotation: Any) -> str:
-    """The placeholder of a value in help, such as ``N`` for a number; empty for a switch."""
+    """Return the placeholder of a value in help, such as ``N`` for a number; empty for a switch."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return placeholder_of(arguments[0])
@@ -92,17 +92,17 @@ def placeholder_of(annotation: Any) -> str:
 
 
 def is_table(annotation: Any) -> bool:
-    """Whether a value of it is written as a table."""
+    """Return whether values of this type are written as tables."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _bounds(metadata: Sequence[object]) -> str:
-    found = []
+    bounds = []
     for entry in _flat(metadata):
         match entry:
             case Ge(ge=limit) | Gt(gt=limit) | Le(le=limit) | Lt(lt=limit):
-                found.append(f"{_BOUNDS[type(entry)]} {limit}")
-    return " and ".join(found)
+                bounds.append(f"{_BOUNDS[type(entry)]} {limit}")
+    return " and ".join(bounds)
 
 
 def _flat(metadata: Sequence[object]) -> list[object]:
@@ -110,10 +110,10 @@ def _flat(metadata: Sequence[object]) -> list[object]:
 
 
 def as_toml(value: object) -> str:
-    """A value as TOML writes it; tables without what is at its default.
+    """Return the value as TOML. Tables leave out entries with their default.
 
     Raises:
-        PluginError: TOML has no such value; the core's own settings can all be written.
+        PluginError: TOML has no such type, which happens only with options of plugins.
     """
     match value:
         case None:
@@ -123,7 +123,7 @@ def as_toml(value: object) -> str:
         case int() | float():
             return repr(value)
         case str() | Path():
-            # TOML's basic strings are JSON's, but for one control character.
+            # TOML's basic strings are those of JSON, except for one control character.
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
         case list() | tuple():
             return f"[{', '.join(map(as_toml, value))}]"
@@ -138,7 +138,7 @@ def as_toml(value: object) -> str:
 
 
 def as_words(value: Any) -> str:
-    """The value as one would write it after its flag; of an address with a secret in it, what may be shown."""
+    """Return the value as a user writes it after the flag, without the secrets in addresses."""
     match value:
         case None:
             return "none"
@@ -157,8 +157,8 @@ def as_words(value: Any) -> str:
 
 
 _PLUGINS = "plugins"
-_OWN_FLAGS = {_PLUGINS: "--plugin", "no_plugins": "--no-plugin"}
-"""Flags that name one at a time, of settings that hold several."""
+_SINGULAR_FLAGS = {_PLUGINS: "--plugin", "no_plugins": "--no-plugin"}
+"""Flags that name one entry at a time, of settings that hold several."""
 
 _NO_NAMES = {
     "apply_chat_template_kwargs": "JSON",
@@ -170,29 +170,30 @@ _NO_NAMES = {
     "rollout_stop": "TEXT ...",
     "sglang_router_ip": "HOST",
 }
-"""The placeholder in help of text that names no component, field or file."""
+"""Setting -> placeholder in help, of texts that name no component, field or file."""
 
 
 MOST_OF_NAME, MOST_OF_PATH = 255, 4000
-"""Bytes of a file's name, as file systems have it, and of a path: Linux has 4096, and names of files are appended."""
+"""Maximum bytes of a file name and of a path. Linux accepts paths of 4096, and the run appends file names."""
 
 SHOWN = 60
-"""Characters of such a value that a message shows."""
+"""Characters of a path that a message shows."""
 
 
 class Unacceptable(ValueError):
-    """A value is not one that the setting accepts; the message says what is."""
+    """The setting does not accept a value; the message lists the accepted ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of a section, of a plugin's options class, or one flag of an engine.
+    """A field of a section or of a plugin's options class, or a flag of an engine.
 
-    Example: ``Setting("optimizer", "lr", ...)`` has the flag ``--lr`` and the key ``lr``; the plugin's
-    ``Setting("grpo", "std_normalization", ..., owner="plugin")`` has ``--grpo.std-normalization`` (where its annotation
-    holds a ``Flag``, that one) and ``grpo.std_normalization``; the engine's ``Setting("sglang", "log_level", ...,
-    owner="engine")`` has ``--sglang-log-level`` and ``sglang.log_level``. Megatron's flags stand on the command line
-    without a prefix.
+    Examples of arguments, flag and key::
+
+        ("optimizer", "lr")                            --lr                          lr
+        ("grpo", "std_normalization", owner="plugin")  --grpo.std-normalization      grpo.std_normalization
+        ("sglang", "log_level", owner="engine")        --sglang-log-level            sglang.log_level
+        ("megatron", "decoupled_lr", owner="engine")   --decoupled-lr                megatron.decoupled_lr
     """
 
     section: str
@@ -202,50 +203,50 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Name in records of where values came from; unique in a run."""
+        """Name of the setting; unique in a run."""
         return self.name if self.owner == "core" else f"{self.section}.{self.name}"
 
     @property
     def flag(self) -> str:
-        """Its flag on the command line."""
-        if self.key in _OWN_FLAGS:
-            return _OWN_FLAGS[self.key]
-        if (own := self._own_flag) is not None:
-            return own.name
+        """Flag on the command line."""
+        if self.key in _SINGULAR_FLAGS:
+            return _SINGULAR_FLAGS[self.key]
+        if self._declared_flag is not None:
+            return self._declared_flag.name
         prefix = {"plugin": f"{self.section}.", "engine": "sglang-" if self.section == "sglang" else ""}
         return "--" + prefix.get(self.owner, "") + self.name.replace("_", "-")
 
     @property
     def old_section(self) -> str | None:
-        """The section of files in which it stood before it belonged to a plugin; None: there is none."""
-        return None if (own := self._own_flag) is None else own.section
+        """Former section of the setting in files, before a plugin had it; None if it had none."""
+        return None if self._declared_flag is None else self._declared_flag.section
 
     @property
     def names_prompts(self) -> bool:
-        """Whether it is a plugin's, and its paths are prompt files."""
+        """Whether the setting belongs to a plugin and its paths are prompt files."""
         return self.of_plugin and bool(self.notes(NamesPrompts))
 
     @property
     def provides(self) -> list[Part]:
-        """Tasks that its plugin does in place of the core where it is set."""
+        """Tasks that the plugin does instead of the core if the setting is set."""
         return [part for entry in self.notes(Provides) for part in entry.parts]
 
     def notes(self, kind: type[T]) -> list[T]:
-        """The objects of ``kind``, a class of :mod:`slime_core.config.options`, in its annotation."""
+        """Return the objects of ``kind``, a class of :mod:`slime_core.config.options`, in the annotation."""
         return [entry for entry in self.info.metadata if isinstance(entry, kind)]
 
     @property
-    def _own_flag(self) -> Flag | None:
+    def _declared_flag(self) -> Flag | None:
         return next(iter(self.notes(Flag)), None) if self.of_plugin else None
 
     @property
     def of_plugin(self) -> bool:
-        """Whether a plugin's options class declares it."""
+        """Whether the setting belongs to a plugin."""
         return self.owner == "plugin"
 
     @property
     def default(self) -> Any:
-        """Its value where nothing else says one."""
+        """Value if nothing sets another."""
         return self.info.get_default(call_default_factory=True)
 
     @property
@@ -270,12 +271,12 @@ class Setting:
 
     @property
     def is_pairs(self) -> bool:
-        """Whether its values come in pairs."""
+        """Whether the values are pairs."""
         return self.is_sequence and get_origin(get_args(self.info.annotation)[0]) is tuple
 
     @property
     def is_tables(self) -> bool:
-        """Whether its values are tables."""
+        """Whether the values are tables."""
         return self.is_sequence and is_table(get_args(self.info.annotation)[0])
 
     @property
@@ -286,15 +287,15 @@ class Setting:
     @property
     def placeholder(self) -> str:
         """The placeholder of the value in help."""
-        own = self._own_flag.value if self._own_flag is not None else None
-        known = own or _NO_NAMES.get(self.name) or placeholder_of(self.info.annotation)
-        return known.replace("NAME", "PATH") if self.name.endswith("_path") else known
+        declared = None if self._declared_flag is None else self._declared_flag.value
+        placeholder = declared or _NO_NAMES.get(self.name) or placeholder_of(self.info.annotation)
+        return placeholder.replace("NAME", "PATH") if self.name.endswith("_path") else placeholder
 
     def read_flag(self, words: Sequence[str]) -> Any:
-        """The value that the words after the flag mean; paths are relative to the working directory.
+        """Return the value of the words after the flag. Paths are relative to the working directory.
 
         Raises:
-            Unacceptable: they mean none.
+            Unacceptable: the setting does not accept them.
         """
         if list(words) == ["none"] and (self.optional or self.is_pairs or self.is_tables):
             return None if self.optional else ()
@@ -309,13 +310,13 @@ class Setting:
             return self._switch(words)
         if "" in words and _names_paths(self.info.annotation):
             raise Unacceptable(f"found {' '.join(words)!r}; {self._accepted}")
-        return self._read(self._shaped(words), found=repr(" ".join(words)))
+        return self._read(self._shaped(words), shown=repr(" ".join(words)))
 
     def read_toml(self, value: object, *, base: Path) -> Any:
-        """The value that a TOML value means; paths are relative to ``base``, the folder of the file.
+        """Return the value of a TOML value. Paths are relative to ``base``, the folder of the file.
 
         Raises:
-            Unacceptable: it means none; ``"5"`` is not a number and 1 is not true.
+            Unacceptable: the setting does not accept it. ``"5"`` is not a number, and 1 is not true.
         """
         if self.optional and value == "none":
             return None
@@ -331,36 +332,36 @@ class Setting:
             raise self._unacceptable(json.dumps(value, ensure_ascii=False), error) from None
 
     def recorded(self, value: Any) -> Any:
-        """``value`` as the ``config.toml`` of a run holds it: files of functions, and files that engines read, by their
-        absolute paths, so that they are found again from another working directory."""
+        """Return ``value`` for the ``config.toml`` of a run: the paths of functions and of files that engines read are
+        absolute, so that they hold in another working directory."""
         if self.section in _OF_ENGINES:
             return _existing_paths(value)
         return _code_paths(value, Path()) if self.notes(NamesCode) else value
 
     def read_python(self, value: object) -> Any:
-        """The value that a plugin's preset means.
+        """Return the value of a plugin's preset.
 
         Raises:
-            Unacceptable: it means none.
+            Unacceptable: the setting does not accept it.
         """
-        return self._read(value, found=repr(value))
+        return self._read(value, shown=repr(value))
 
     def _switch(self, words: Sequence[str]) -> bool:
-        known = {(): True, ("true",): True, ("false",): False}
-        if tuple(words) not in known:
+        values = {(): True, ("true",): True, ("false",): False}
+        if tuple(words) not in values:
             raise Unacceptable(f"found {' '.join(words)!r}; {self._accepted}")
-        return known[tuple(words)]
+        return values[tuple(words)]
 
     def _shaped(self, words: Sequence[str]) -> object:
         if self.is_pairs:
             return list(zip(words[::2], words[1::2], strict=True))
         return list(words) if self.is_sequence else words[0]
 
-    def _read(self, value: object, *, found: str) -> Any:
+    def _read(self, value: object, *, shown: str) -> Any:
         try:
             return self._placed(_adapter(self).validate_python(value), Path())
         except ValidationError as error:
-            raise self._unacceptable(found, error) from None
+            raise self._unacceptable(shown, error) from None
 
     def _placed(self, value: Any, base: Path) -> Any:
         if self.key == _PLUGINS:
@@ -369,16 +370,16 @@ class Setting:
             return _code_paths(value, base)
         return anchored(value, base)
 
-    def _unacceptable(self, found: str, error: ValidationError) -> Unacceptable:
+    def _unacceptable(self, shown: str, error: ValidationError) -> Unacceptable:
         problems = error.errors()
-        # What a validator of a plugin says stands in its ValueError.
-        own = [str(one["ctx"]["error"]) for one in problems if one["type"] == "value_error" and self.of_plugin]
-        if complete := [*(one["msg"] for one in problems if one["type"] == REJECTED), *own]:
-            return Unacceptable("; ".join(complete))
         if self.is_tables:
-            return Unacceptable("; ".join([*map(_table_mistake, problems), self._accepted]))
-        # Of a plugin's own type only pydantic can say what it accepts.
-        return Unacceptable(f"found {found}; {self._accepted if self.accepts else problems[0]['msg']}")
+            messages = _table_mistakes(get_args(self.info.annotation)[0], problems)
+            is_complete = all("; accepted: " in message for message in messages)
+            return Unacceptable("; ".join(messages if is_complete else [*messages, self._accepted]))
+        if complete := list(filter(None, map(_complete, problems))):
+            return Unacceptable("; ".join(complete))
+        # Only pydantic can describe the type of a plugin.
+        return Unacceptable(f"found {shown}; {self._accepted if self.accepts else problems[0]['msg']}")
 
     @property
     def _accepted(self) -> str:
@@ -387,26 +388,26 @@ class Setting:
 
 @cache
 def core_settings() -> Mapping[str, Setting]:
-    """Every setting of the core by its name, in the order of ``schema``."""
-    found: dict[str, Setting] = {}
+    """Return the settings of the core by name, in the order of ``schema``."""
+    settings: dict[str, Setting] = {}
     for section, holder in RunConfig.model_fields.items():
         kind: Any = holder.annotation
-        if not issubclass(kind, EngineSection):  # its names are the engine's
-            found |= {name: Setting(section, name, info) for name, info in kind.model_fields.items()}
-    return found
+        if not issubclass(kind, EngineSection):
+            settings |= {name: Setting(section, name, info) for name, info in kind.model_fields.items()}
+    return settings
 
 
 def core_values(config: RunConfig) -> Mapping[str, Any]:
-    """Setting name -> value of every setting of the core; read-only."""
+    """Return name -> value of every setting of the core; read-only."""
     sections = (section for section in dict(config).values() if not isinstance(section, EngineSection))
     return MappingProxyType({name: value for section in sections for name, value in section})
 
 
 def plugin_settings(options: Mapping[str, type[BaseModel]]) -> Mapping[str, Setting]:
-    """Every setting of these plugins' options classes, by key (``grpo.std_normalization``)."""
+    """Return the settings of these options classes by key (``grpo.std_normalization``)."""
     fields = ((plugin, name, info) for plugin, kind in options.items() for name, info in kind.model_fields.items())
-    found = (Setting(plugin, name, info, owner="plugin") for plugin, name, info in fields)
-    return {setting.key: setting for setting in found}
+    settings = (Setting(plugin, name, info, owner="plugin") for plugin, name, info in fields)
+    return {setting.key: setting for setting in settings}
 
 
 def _adapter(setting: Setting) -> TypeAdapter[Any]:
@@ -415,10 +416,10 @@ def _adapter(setting: Setting) -> TypeAdapter[Any]:
 
 
 def anchored(value: Any, base: Path) -> Any:
-    """``value`` with every path in it absolute.
+    """Return ``value`` with absolute paths.
 
     Raises:
-        Unacceptable: no file system takes a path.
+        Unacceptable: a path is one that no file system accepts.
     """
     if isinstance(value, Path):
         return _absolute(value, base)
@@ -433,7 +434,7 @@ _POSSIBLE = f"accepted: a path of at most {MOST_OF_PATH} bytes, in names of at m
 
 
 def _is_possible(path: Path) -> bool:
-    """Whether a file system may hold it."""
+    """Return whether a file system accepts the path."""
     try:
         sizes = [len(os.fsencode(part)) for part in path.parts]
     except UnicodeEncodeError:  # half a character
@@ -442,25 +443,25 @@ def _is_possible(path: Path) -> bool:
 
 
 def _names_paths(annotation: Any) -> bool:
-    """Whether a text of it may be a path; an empty one would be the working directory."""
+    """Return whether the type holds paths; an empty text would be the working directory."""
     return annotation is Path or any(map(_names_paths, get_args(annotation)))
 
 
 def _code_paths(value: Any, base: Path) -> Any:
-    """One or several of ``file.py:function``, with the file's absolute path; modules as they are."""
+    """Return ``file.py:function``, or several, with absolute paths. Names of modules do not change."""
     if isinstance(value, tuple | list):
-        return tuple(_code_paths(one, base) for one in value)
+        return tuple(_code_paths(path, base) for path in value)
     file, colon, function = (value or "").partition(":")
     return f"{_absolute(Path(file), base)}{colon}{function}" if file.endswith(".py") else value
 
 
 _OF_ENGINES = ("sglang", "engine")
-"""Sections with values that engines get as they stand, such as the file of ``--sglang-chat-template``."""
+"""Sections whose values engines receive unchanged, such as the file of ``--sglang-chat-template``."""
 
 
 def _existing_paths(value: Any) -> Any:
-    """``value``, in which a text that names a file or folder of the working directory is its absolute path. Only a text
-    that looks like a path: SGLang has names of its own, such as ``chatml``."""
+    """Return ``value`` with absolute paths of existing files and folders. Only texts that look like paths count,
+    because SGLang also has names such as ``chatml``."""
     if isinstance(value, BaseModel):
         return value.model_copy(update={name: _existing_paths(entry) for name, entry in value})
     if isinstance(value, tuple):
@@ -472,12 +473,12 @@ def _existing_paths(value: Any) -> Any:
 def _absolute(path: Path, base: Path) -> Path:
     if not _is_possible(path):
         raise Unacceptable(f"found {str(path)[:SHOWN]!r}..., which no file system takes; {_POSSIBLE}")
-    # abspath and not resolve: a checkpoint folder is often a link, and its own name is the one to show.
+    # abspath and not resolve: a checkpoint folder is often a link, and messages show the name that the user gave.
     return Path(os.path.abspath(base / os.path.expanduser(path)))
 
 
 def _table(word: str) -> object:
-    """The table in a word of a flag, as JSON or as TOML (``name = 'aime', path = 'aime.jsonl'``); else the word."""
+    """Return the table that a word holds as JSON or TOML (``name = 'aime', path = 'aime.jsonl'``), or the word."""
     with suppress(ValueError):
         return parse_json(word)
     with suppress(ValueError):
@@ -485,12 +486,44 @@ def _table(word: str) -> object:
     return word
 
 
-def _table_mistake(one: ErrorDetails) -> str:
-    """``table 1 engine_groups.0.num_gpus: found 0, input should be greater than or equal to 1``."""
-    number, *keys = one["loc"] or (None,)
-    where = "" if number is None else f"table {int(number) + 1} {'.'.join(map(str, keys))}".rstrip() + ": "
-    found = "" if isinstance(one["input"], dict) else f"found {one['input']!r}, "
-    return f"{where}{found}{one['msg'][:1].lower()}{one['msg'][1:]}"
+def _complete(problem: ErrorDetails) -> str | None:
+    """Return the message of a validator of slime or of a plugin, which needs no addition; None for pydantic's."""
+    if problem["type"] == "value_error":
+        return str(problem["ctx"]["error"])
+    return problem["msg"] if problem["type"] == REJECTED else None
+
+
+def _table_mistakes(table: type[BaseModel], problems: Sequence[ErrorDetails]) -> list[str]:
+    """Return one message for each entry: ``table 1 engine_groups.0.num_gpus: found 0; accepted: a whole number of at
+    least 1``."""
+    messages: dict[str, str] = {}
+    for problem in problems:
+        number, *keys = problem["loc"] or (None,)
+        path, accepted = _entry_of(table, keys)
+        place = "" if number is None else f"table {int(number) + 1} {path}".rstrip() + ": "
+        if complete := _complete(problem):
+            text = complete
+        elif accepted and problem["type"] != "missing":
+            text = f"found {problem['input']!r}; accepted: {accepted}"
+        else:
+            shown = "" if isinstance(problem["input"], dict) else f"found {problem['input']!r}, "
+            text = f"{shown}{problem['msg'][:1].lower()}{problem['msg'][1:]}"
+        messages.setdefault(place, place + text)
+    return list(messages.values())
+
+
+def _entry_of(table: Any, keys: Sequence[int | str]) -> tuple[str, str]:
+    """Return the path of an entry without pydantic's names of the members of a union, and its accepted values."""
+    path, accepted = [], ""
+    for key in keys:
+        if is_table(table) and key in table.model_fields:
+            info = table.model_fields[key]
+            accepted = accepted_words(info.annotation, info.metadata)
+            table = next(iter(get_args(info.annotation)), None)
+        elif not isinstance(key, int) and not is_table(table):
+            continue
+        path.append(str(key))
+    return ".".join(path), accepted
 
 
 def passed_on(words: Sequence[str]) -> Value:
@@ -514,18 +547,18 @@ def check_options(plugin: str, options: type[BaseModel], flags: dict[str, str], 
     """Check the options class of a plugin, and add its flags to ``flags``.
 
     Arguments:
-        flags: flag -> who has it, of the plugins before; empty: of none.
+        flags: flag -> its owner, of the plugins checked before.
         owner: the plugin in words.
 
     Raises:
-        TypeError: it is no frozen pydantic model.
-        ValueError: an option has no default or description, the plugin cannot have a table in a file, or a flag is that
-            of the core or of another plugin.
+        TypeError: the class is not a frozen pydantic model.
+        ValueError: an option has no default or description, the plugin's name cannot be a table in a file, or the core
+            or another plugin has one of the flags.
     """
     if not flags:
         flags |= {setting.flag: "slime" for setting in core_settings().values()} | {"--config": "slime"}
     if not getattr(options, "model_config", {}).get("frozen"):
-        raise TypeError("options are a subclass of slime_core.PluginOptions")
+        raise TypeError("options must be a subclass of slime_core.PluginOptions")
     for name, info in options.model_fields.items():
         if info.is_required() or not info.description:
             raise ValueError(f"option {name} needs a default and a description: Field(0.1, description='...')")

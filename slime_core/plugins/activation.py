@@ -137,7 +137,7 @@ def activate(
     while True:
         offered = Offered(loaded, named, (*takes_part, *named), excluded)
         used = uses(offered) if uses else None
-        needed = [*_builder(loaded, architecture, named), *(_owners(loaded, used) if used else ())]
+        needed = [*_builder(loaded, architecture, named, excluded), *(_owners(loaded, used) if used else ())]
         if not (added := [name for name in needed if name not in offered.takes_part]):
             break
         takes_part += sorted(set(added))
@@ -165,15 +165,20 @@ def _owners(loaded: Registry, uses: Uses) -> list[str]:
     return owners
 
 
-def _builder(loaded: Registry, architecture: str | None, named: tuple[str, ...]) -> list[str]:
+def _builder(
+    loaded: Registry, architecture: str | None, named: tuple[str, ...], excluded: tuple[str, ...]
+) -> list[str]:
     """Return the plugin with the model spec for ``architecture``."""
     if architecture is None:
         return []
     spec = loaded.model_spec(architecture, prefer=named)
     if spec is None:
-        known = sorted({name for _, entry in loaded.specs() for name in entry.traits.architectures})
+        architectures = sorted({name for _, entry in loaded.specs() for name in entry.traits.architectures})
+        step = "Write a plugin with a model spec (docs/models.md) and name it."
+        if excluded:
+            step = f"--no-plugin leaves {', '.join(excluded)} out; a plugin with a model spec has to stay."
         raise PluginError(
-            f"no installed plugin has a model spec for architecture {architecture}. Installed plugins build: "
-            f"{', '.join(known) or 'none'}.\nWrite a plugin with a model spec (docs/models.md) and name it."
+            f"no plugin of the run has a model spec for architecture {architecture}. Its plugins build: "
+            f"{', '.join(architectures) or 'none'}.\n{step}"
         )
     return [spec[0].name]

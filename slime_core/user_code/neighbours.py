@@ -14,6 +14,8 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib.util
+import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.abc import InspectLoader
@@ -190,6 +192,7 @@ def module_of_bytes(name: str, content: bytes, *, path: str, neighbours: Neighbo
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = path  # pydantic reads the docstrings of options from the source
+    inspect.modulesbyfile.pop(os.path.abspath(path), None)  # the file may be imported under another name too
     if neighbours:
         vars(module)["__builtins__"] = scoped_builtins(name, neighbours)
     sys.modules[name] = module

@@ -147,9 +147,9 @@ def test_external_engines_take_no_gpus_of_the_run():
 
 
 @pytest.mark.parametrize("name", ["engine", "eval", "../judge", "a/b", ".hidden", "my judge"])
-def test_a_model_s_name_names_files_of_its_own(tmp_path, name):
+def test_a_model_s_name_is_usable_in_names_of_log_files(tmp_path: Path, name: str) -> None:
     model = f'[[engine.engine_models]]\nname = "{name}"\nmodel_path = "{MODEL}"'
-    with pytest.raises(ConfigError, match=r"table 1 name: found .* engine, eval"):
+    with pytest.raises(ConfigError, match="table 1 name"):
         settings(tmp_path, model)
 
 
