@@ -54,10 +54,10 @@ class _PatchesFirst:
     ) -> ModuleSpec | None:
         if fullname not in ("megatron.core", "mbridge"):
             return None
-        from slime_core.cpu import megatron
+        from slime_core.modeling import prepare_megatron
 
         sys.meta_path.remove(self)
-        megatron.install()
+        prepare_megatron()
         return next(filter(None, (finder.find_spec(fullname, path, target) for finder in sys.meta_path)), None)
 
 

@@ -4,7 +4,7 @@
 
 One decoding step of one layer with random keys and values, both sides in turn in one process. Prints medians, the
 ratio, and the largest difference of the results. Models: the built-in one (4 heads of 16, 2 of keys), and
-SmolLM2-135M's (9 of 64, 3 of keys). The batches are those of ``slime_core/cpu/stand_ins/_slime_attention.py``.
+SmolLM2-135M's (9 of 64, 3 of keys). The batches are those of ``_slime_attention.py`` of slime-cpu, ``stand_ins``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from slime_core.cpu.serve import STAND_INS, server_environment
+from slime_cpu.serve import STAND_INS, server_environment
 
 CASES = {
     "built-in model, 256 sequences of 4 to 12 tokens": (256, (4, 12), 4, 2, 16),

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slime_core.cpu.megatron import install
+from slime_core.modeling import prepare_megatron
 from slime_core.modeling.layout import ParallelLayout, initialize_model_parallel
 from slime_core.ops.prefixes import Prefixes
 from slime_core.types import StepPlan, TrainBatch
@@ -218,7 +218,7 @@ def prepare() -> None:
     """Set up Megatron in this process: one rank, one thread."""
     import torch.distributed as dist
 
-    install()
+    prepare_megatron()
     warnings.filterwarnings("ignore", module="megatron")
     torch.set_num_threads(1)
     store = dist.HashStore()  # type: ignore[attr-defined]  # torch re-exports it without saying so

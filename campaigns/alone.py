@@ -1,4 +1,4 @@
-"""Each wheel of ours alone: an environment with the core, slime-datasets, which reads the prompts of every run, one
+"""Each wheel of ours alone: an environment with the core, slime-datasets and slime-cpu, which every run needs here, one
 plugin, the distributions that these require, and nothing else.
 
     python -m campaigns.alone FOLDER [DISTRIBUTION ...]      about a minute a plugin on two cores; no network
@@ -31,7 +31,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REPO = Path(__file__).resolve().parents[1]
-CORE, PROMPTS = "slime-rl", "slime-datasets"
+CORE, EVERYWHERE = "slime-rl", ("slime-datasets", "slime-cpu")
 LIMIT_S = 900
 GENERATE = "--debug-rollout-only --num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 2"
 """A run that generates and rewards and starts no learner, so that it needs no model spec."""
@@ -119,7 +119,7 @@ def main(folder: Path, only: Iterable[str]) -> int:
 
 def row(number: int, case: Case, folder: Path, base: Path, wheels: dict[str, Path]) -> bool:
     """Print one line of the table; whether everything came out as it should."""
-    needed = required([CORE, PROMPTS, *case.wheels])
+    needed = required([CORE, *EVERYWHERE, *case.wheels])
     ours, others = sorted(needed & wheels.keys()), needed - wheels.keys() - required([CORE])
     environment = folder / f"environment-{number}"
     python = make_environment(environment, base, [wheels[name] for name in ours], others)

@@ -205,9 +205,9 @@ class Trained:
 @contextmanager
 def built(folder: Path, row: int, kind: Recompute, *flags: str, size: Shape = DENSE) -> Iterator[Trained]:
     """Build a learner as a run does, and close it after the block."""
-    from slime_core.cpu import megatron
+    from slime_core.modeling import prepare_megatron
 
-    megatron.install()  # before LearnerRank's module imports Megatron
+    prepare_megatron()  # before LearnerRank's module imports Megatron
     from slime_core.learner.rank import LearnerRank
 
     words = ["--plugin", "grpo", "--device", DEVICE.type, "--hf-checkpoint", str(folder)]

@@ -97,8 +97,8 @@ done
 # The same for these packages, and for Megatron-core as its processes on a CPU compile it.
 "$venv/bin/python" -m compileall -qq slime_core plugins || true
 PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" -W ignore -c '
-from slime_core.cpu.megatron import install
-install()
+from slime_core.modeling import prepare_megatron
+prepare_megatron()
 import mbridge, megatron.core.dist_checkpointing, megatron.core.distributed, megatron.core.optimizer, megatron.core.pipeline_parallel
 ' 2>/dev/null || true
 wait "$compiling" || true

@@ -28,7 +28,7 @@ def served(log: Path) -> Iterator[tuple[psutil.Popen, str]]:
     (port,) = free_ports(1, host="127.0.0.1")
     words = ["--model-path", str(ARITHMETIC / "model"), "--port", str(port), "--dtype", "float32"]
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "slime_core.cpu.serve", *words]
+        command = [sys.executable, "-m", "slime_cpu.serve", *words]
         server = psutil.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     deadline_s = time.monotonic() + START_LIMIT_S

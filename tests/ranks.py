@@ -25,9 +25,9 @@ __all__ = ["distance", "free_address", "learner_of", "prepare", "relative", "run
 
 def prepare() -> None:
     """Import what every rank needs, once, before any of them is forked."""
-    from slime_core.cpu.megatron import install
+    from slime_core.modeling import prepare_megatron
 
-    install()
+    prepare_megatron()
     # Megatron warns about its own calls between its own modules.
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="megatron")
     warnings.filterwarnings("ignore", message="The .grad attribute|When using", module="megatron")

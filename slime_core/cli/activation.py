@@ -82,6 +82,7 @@ def activate_peeked(seen: Peek, *, builds_model: bool) -> ActivePlugins:
         without=seen.no_plugins,
         in_file=seen.in_file,
         architecture=architecture_of(seen.hf_checkpoint) if builds_model else None,
+        device=seen.device,
         loads=prepare_flags,
         uses=seen.uses,
         functions=functions,

@@ -30,6 +30,7 @@ from slime_core.config.secrets import result_changing_variables
 from slime_core.contracts import PromptLimits, PromptRow, PromptScreen
 from slime_core.errors import Mistake, config_error
 from slime_core.modeling.memory import GIB
+from slime_core.plugins.devices import find_device
 from slime_core.plugins.registration import Kind
 from slime_core.prompts.chat import has_processor
 from slime_core.rollout.prompt_filter import evaluation_request, template_arguments, training_request
@@ -157,6 +158,7 @@ def check_machine(config: RunConfig, needs: Needs) -> None:
 
     Raises:
         ConfigError: lists every variable that changes results, and every resource of which the machine has too little.
+        PluginError: the run computes on a CPU, and the plugin for that is missing or cannot be loaded.
     """
     found = [
         f"environment variable {name}: engines would return other tokens or log-probabilities than they sampled; "
@@ -169,6 +171,8 @@ def check_machine(config: RunConfig, needs: Needs) -> None:
         plan = GpuPlan.of(config, needs)
         found += [] if plan is None else plan.mistakes()
         found += [] if plan is None or joins_a_cluster(config) else plan.host_mistakes(machine.memory)
+    elif needs.ranks or needs.engines:
+        find_device("cpu")
     if found:
         raise config_error([Mistake(message) for message in found])
     groups = [*config.engine_groups, *config.auxiliary_groups]

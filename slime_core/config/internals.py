@@ -28,7 +28,7 @@ INTERNALS: Mapping[str, tuple[str, ...]] = {
     "torch.nn.attention.varlen": ("varlen_attn",),  # modeling/rows.py
     "torch.nn.functional": ("grouped_mm",),  # modeling/mlp.py
     "torch.utils.weak": ("WeakTensorKeyDictionary",),  # modeling/rows.py
-    # cpu/megatron.py
+    # slime_cpu/megatron.py, modeling/patches.py
     "megatron.core.jit": ("disable_jit_fuser",),
     "megatron.core.tensor_parallel.random": ("_get_cuda_rng_state", "_set_cuda_rng_state"),
     "megatron.core.tensor_parallel.mappings": ("_gather_along_first_dim", "_reduce_scatter_along_first_dim"),
@@ -85,7 +85,7 @@ INTERNALS: Mapping[str, tuple[str, ...]] = {
         "Bridge._weight_to_mcore_format",
     ),
     "mbridge.core.llm_bridge": ("LLMBridge._build_base_config", "LLMBridge._get_transformer_layer_spec"),
-    # cpu/stand_ins/_slime_server.py
+    # slime_cpu/stand_ins/_slime_server.py
     "sglang.srt.layers.rotary_embedding.factory": ("get_rope_cpu", "get_rope"),
     "sglang.srt.models.deepseek_common.attention_backend_handler": (
         "AttentionBackendRegistry.register",

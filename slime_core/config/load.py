@@ -85,7 +85,7 @@ DEFAULT = Provenance("default")
 _DEVICES = ("actor_num_nodes", "actor_num_gpus_per_node", "rollout_num_gpus_per_engine")
 _EVAL_SETS = ("eval_prompt_data", "eval_datasets")
 _COUNTED = ("engine_groups", "rollout_external_engine_addrs")
-_PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "debug_rollout_only")
+_PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "debug_rollout_only", "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,7 @@ class Peek:
         hf_checkpoint: the folder of the start weights, whose architecture needs a model spec; None: the built-in model.
         no_plugins: plugins that are left out.
         debug_rollout_only: no learner is started, so no plugin has to build the model.
+        device: the device that learner and engines use.
         flags: the flags of the command line.
         argv: the command line itself.
         config: the file that ``--config`` names; None: none.
@@ -186,6 +187,7 @@ class Peek:
     hf_checkpoint: Path | None = None
     no_plugins: tuple[str, ...] = ()
     debug_rollout_only: bool = False
+    device: str = "auto"
     flags: frozenset[str] = frozenset()
     argv: tuple[str, ...] = ()
     config: Path | None = None

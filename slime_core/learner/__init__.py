@@ -1,4 +1,4 @@
-"""Trains the actor with Megatron-core. Of the other packages, modeling, weights, checkpoint and cpu import it.
+"""Trains the actor with Megatron-core. Of the other packages, modeling, weights and checkpoint import it.
 
 The path of a rollout, in reading order:
 
@@ -32,8 +32,8 @@ Around it:
 :class:`LearnerSettings` are the settings of a rank. The driver writes them, so nothing heavy is imported here.
 
 The rules between them: files see model chunks and packed micro-batches, never the name of a model family. Modules that
-import Megatron are imported inside functions, after ``slime_core.cpu.megatron.install()``, which can only patch later
-imports.
+import Megatron are imported inside functions, after :func:`slime_core.modeling.prepare_megatron`, which can only patch
+later imports.
 """
 
 from __future__ import annotations

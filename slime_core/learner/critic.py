@@ -44,6 +44,7 @@ from slime_core.learner.trained_model import (
     forward_only,
     micro_batches_of_rank,
 )
+from slime_core.modeling import prepare_megatron
 from slime_core.ops.losses import clipped_value_loss
 from slime_core.ops.packing import row_budget
 from slime_core.plugins.lifecycle import Hooks
@@ -281,9 +282,7 @@ class CriticRank:
 
     def __init__(self, settings: LearnerSettings, registry: Registry) -> None:
         """Join the process group and build the critic; raises as :class:`~slime_core.learner.rank.LearnerRank` does."""
-        from slime_core.cpu import megatron
-
-        megatron.install()
+        prepare_megatron()
         from slime_core.learner.components import build_model_spec
 
         self._settings = settings

@@ -8,7 +8,6 @@ of one another.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,10 +20,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slime_core.cpu import accelerator
 from slime_core.learner import LearnerSettings
 from slime_core.learner.trained_model import TrainedModel
 from slime_core.modeling.layout import initialize_model_parallel
+from slime_core.modeling.patches import accelerator
 from slime_core.weights.engine_control import serve_store
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -39,8 +38,6 @@ def prepare_process(settings: LearnerSettings) -> torch.device:
     if settings.config.is_deterministic:
         _repeat_bit_for_bit()
     device = torch.device("cpu")
-    if kind == "cpu":
-        keep_freed_memory()
     if kind == "cuda":
         # Ray shows every actor only its own device, as number 0.
         device = torch.device("cuda", 0)
@@ -66,29 +63,6 @@ def leave_process_groups() -> None:
 
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
-
-
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
-"""Options of mallopt(3), by the numbers of glibc's malloc.h."""
-
-KEEP = {
-    M_TRIM_THRESHOLD: -1,  # the heap never shrinks
-    M_TOP_PAD: 64 * 2**20,
-    M_MMAP_MAX: 0,  # large tensors are in the heap, too
-    M_ARENA_MAX: 1,  # there is one heap for all threads
-}
-
-
-def keep_freed_memory() -> None:
-    """Keep the memory of freed tensors in this process, where the C library is glibc.
-
-    By default glibc returns it to the kernel, which clears every page before the process gets it again: a tenth of a
-    training step on a CPU.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for option, value in KEEP.items():
-            mallopt(option, value)
 
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}

@@ -56,6 +56,7 @@ from slime_core.learner.trained_model import (
     freeze,
     micro_batches_of_rank,
 )
+from slime_core.modeling import prepare_megatron
 from slime_core.plugins.lifecycle import Hooks
 from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
@@ -95,9 +96,7 @@ class LearnerRank:
             CheckpointError: the weights are of another model.
             PluginError: a hook, a component or the model spec failed.
         """
-        from slime_core.cpu import megatron
-
-        megatron.install()  # before anything imports Megatron, whose modules it patches
+        prepare_megatron()  # before anything imports Megatron, whose modules it patches
         config = settings.config
         self._settings = settings
         self._config = config

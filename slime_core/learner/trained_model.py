@@ -9,7 +9,7 @@
     RoutingReplay             records the experts of a token, and uses them in later passes
     freeze                    selects the parameters that train, by regular expressions over their names
 
-Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()``.
+Megatron is imported inside functions, after ``slime_core.modeling.prepare_megatron()``.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@
     rows         the sequences of a row or of a context-parallel rank's share of it, and attention over them with the
                  kernel that the device has
     mlp          the activation of gated MLPs; matrix products over all experts of a mixture
+    patches      lets Megatron-core run without TransformerEngine; the device type of a process
     kernels      which of several implementations a process uses: FlashAttention 2 or 4
     export       gathers the weights of a model over its ranks
     memory       GPU memory of training, in bytes, for every layout
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core.modeling.layout import ParallelLayout
+from slime_core.plugins.devices import find_device
 from slime_core.types import JsonValue
 
 if TYPE_CHECKING:
@@ -45,14 +47,18 @@ def __getattr__(name: str) -> object:
 
 
 def prepare_megatron() -> None:
-    """Let Megatron-core and mbridge run without TransformerEngine, and without a GPU where there is none.
+    """Let Megatron-core and mbridge run without TransformerEngine, and without a GPU if torch sees none.
 
     Raises:
         RunError: Megatron-core is already imported; call this first.
+        PluginError: torch sees no GPU, and the plugin ``cpu`` is not installed.
     """
-    from slime_core.cpu.megatron import install
+    from slime_core.modeling.patches import accelerator, install
 
-    install()
+    if accelerator() == "cpu":
+        find_device("cpu").prepare_megatron()
+    else:
+        install()
 
 
 def unsupported(config: Mapping[str, JsonValue], *, rope_types: Sequence[str] = ("default",)) -> Iterator[str]:

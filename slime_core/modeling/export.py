@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from slime_core.cpu import accelerator
 from slime_core.modeling.memory import GATHERED_BYTES
+from slime_core.modeling.patches import accelerator
 
 if TYPE_CHECKING:
     from mbridge.core.bridge import Bridge

@@ -31,11 +31,11 @@ import torch
 from slime_core.components.construction import construct, refusals, run_view
 from slime_core.config.schema import ModelConfig, RunConfig
 from slime_core.contracts import Place, RunView
-from slime_core.cpu import accelerator
 from slime_core.errors import CheckpointError, ConfigError, RunError
 from slime_core.modeling import unsupported
 from slime_core.modeling.export import WeightGatherer
 from slime_core.modeling.layout import ParallelLayout
+from slime_core.modeling.patches import accelerator
 from slime_core.plugins.activation import activate
 from slime_core.plugins.lifecycle import Hooks
 from slime_core.plugins.registration import Kind

@@ -110,6 +110,7 @@ def activate(
     without: Sequence[str] = (),
     in_file: Sequence[str] = (),
     architecture: str | None = None,
+    device: str = "auto",
     loads: Callable[[Registry], None] | None = None,
     uses: Callable[[Offered], Uses] | None = None,
     functions: Callable[[Uses], Mapping[str, Mapping[str, Sequence[Any]]]] | None = None,
@@ -121,6 +122,7 @@ def activate(
         without: the words of ``--no-plugin``.
         in_file: the plugins that the file of the run names; see :func:`load_plugins`.
         architecture: of the checkpoint, for its model spec; None: no model is built.
+        device: the setting; a plugin of this name takes part.
         loads: called with all loaded plugins before settings are read.
         uses: returns what the settings use; called again after a plugin is added. None: the run has no settings.
         functions: finds the functions that options name by path; None: there are none.
@@ -133,7 +135,7 @@ def activate(
         loads(loaded)
     excluded = tuple(map(short_name, without))
     named = tuple(name for name in dict.fromkeys(map(short_name, names)) if name not in excluded)
-    takes_part = [CORE.name]
+    takes_part = [CORE.name, *(name for name in loaded.loaded if name == device)]
     while True:
         offered = Offered(loaded, named, (*takes_part, *named), excluded)
         used = uses(offered) if uses else None

@@ -133,6 +133,7 @@ def short_name(name: str) -> str:
 
 _NEXT_STEPS = {
     "--plugin": "Install it, or give a file (./mine.py) or a module (my_lab.plugin). --no-plugin {} runs without it.",
+    "--device": "Install the plugin (slime-{}), or choose another device.",
     "--no-plugin": "Leave --no-plugin {} out, or correct the name.",
 }
 

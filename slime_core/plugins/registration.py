@@ -89,6 +89,7 @@ class Registration:
     options_target: type[BaseModel] | str | None = None
     commands: dict[str, str] = field(default_factory=dict)
     advice: str | None = None
+    device_target: str | None = None
 
     def advantage_estimator(
         self,
@@ -286,6 +287,14 @@ class Registration:
                 flag -> message. See :func:`slime_core.config.engine_flags.flag_advice`.
         """
         self.advice = _path(target)
+
+    def device(self, module: str) -> None:
+        """Add the device that a run chooses with ``--device NAME``, NAME being that of the plugin (provisional).
+
+        Arguments:
+            module: path of a module with the members of :class:`slime_core.plugins.devices.Device`.
+        """
+        self.device_target = module
 
     def _add(self, kind: Kind, name: str, target: Target, summary: str | None, **traits: Any) -> None:
         if not _NAME.fullmatch(name):

@@ -3,7 +3,7 @@
 An engine reports one digest for each of *its* parameters, which the sender computes too (sglang 0.5.23,
 srt/utils/weight_checker.py; srt/managers/mm_utils.py, ``tensor_hash``):
 
-    on a CPU    128 bits of XXH3 from a server that slime starts (``cpu/stand_ins/_slime_server.py``), the first 8 bytes
+    on a CPU    128 bits of XXH3 from a server that slime starts (slime-cpu, ``_slime_server.py``), the first 8 bytes
                 of SHA-256 from any other
     on a GPU    64 bits, :class:`WordSums`
 

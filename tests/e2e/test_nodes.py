@@ -59,7 +59,7 @@ def test_a_server_over_several_nodes_is_an_engine_that_gets_the_weights(tmp_path
     """Two node ranks of a real SGLang server with one process each; only rank 0 takes requests."""
     model = ARITHMETIC / "model"
     meeting, *ports = free_ports(3)
-    words = [sys.executable, "-m", "slime_core.cpu.serve", "--model-path", model, "--dtype", "float32", "--tp", "2"]
+    words = [sys.executable, "-m", "slime_cpu.serve", "--model-path", model, "--dtype", "float32", "--tp", "2"]
     words += ["--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{meeting}", "--skip-server-warmup"]
     servers: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:

@@ -123,7 +123,7 @@ def parts_of_ranks(learners: Learners, tmp_path_factory: pytest.TempPathFactory)
     store: Path = tmp_path_factory.mktemp("gloo") / "store"
 
     def exchange(make: Make) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        from slime_core.cpu.megatron import all_gather_parts, reduce_scatter_parts
+        from slime_cpu.megatron import all_gather_parts, reduce_scatter_parts
 
         make.join(store)
         results = []

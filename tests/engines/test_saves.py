@@ -287,9 +287,9 @@ def test_a_ray_actor_installs_the_hook_for_itself(ray_session) -> None:
 
     @ray.remote(num_cpus=0)
     def device_of_megatron() -> Any:
-        from slime_core.cpu.megatron import install
+        from slime_core.modeling import prepare_megatron
 
-        install()
+        prepare_megatron()
         from megatron.core.transformer.torch_norm import WrappedTorchNorm
         from megatron.core.utils import torch as torch_of_megatron
 

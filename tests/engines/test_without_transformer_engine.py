@@ -46,16 +46,17 @@ def is_on_host(tensor):
     return getattr(tensor, "is_on_host", False)
 
 torch.cuda.is_available = lambda: True
-from slime_core.cpu import megatron
-megatron.install()
+from slime_core.modeling import prepare_megatron
+from slime_cpu.megatron import CUDA
+prepare_megatron()
 torch.cuda.is_available = lambda: False
-for name, value in vars(megatron.CUDA).items():
+for name, value in vars(CUDA).items():
     if name not in ("is_available", "random", "amp", "current_device", "manual_seed", "manual_seed_all"):
         setattr(torch.cuda, name, value)
 torch.cuda.current_device = lambda: 0
 torch.cuda._lazy_call = lambda function: function()
 torch.Tensor.record_stream = lambda tensor, stream: None
-torch.cuda.random.get_rng_state = megatron.CUDA.get_rng_state
+torch.cuda.random.get_rng_state = CUDA.get_rng_state
 torch.cuda.manual_seed = torch.cuda.manual_seed_all = lambda seed: None
 
 from slime_testing.harness.megatron import start_single_rank

@@ -59,5 +59,5 @@ def test_what_starts_a_run_loads_nothing_that_computes():
 
 
 def test_a_rank_loads_no_megatron_before_it_is_made_to_run_on_a_cpu():
-    """``slime_core.cpu.megatron.install`` refuses to come after Megatron."""
+    """``slime_core.modeling.prepare_megatron`` refuses to come after Megatron."""
     assert "megatron" not in loaded_by(PROGRAM.format(module="slime_core.learner.actor, slime_core.learner.rank"))

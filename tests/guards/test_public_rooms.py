@@ -36,7 +36,7 @@ PUBLIC = {
 NAMES_ONLY = {"checkpoint": checkpoint.__all__, "weights": weights.__all__}
 """Rooms of which the names are public, and not the files."""
 
-OUTSIDE_THE_LAYERS = {"__main__", "builtin", "cpu"}
+OUTSIDE_THE_LAYERS = {"__main__", "builtin"}
 NAMED = re.compile(r"slime_core\.(\w+)((?:\.\w+)*)")
 CONTRACTS: list[dict[str, Any]] = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["importlinter"][
     "contracts"
@@ -135,15 +135,13 @@ def test_every_private_room_is_closed_to_plugins_and_built_ins() -> None:
 @pytest.mark.parametrize(
     ("start", "may"),
     [
-        ("cpu is outside the layers", {"cpu", "errors"}),
         ("Ray stays in", {"runtime"}),
-        ("These packages do not import Megatron", {"checkpoint", "cpu", "learner", "modeling"}),
+        ("These packages do not import Megatron", {"checkpoint", "learner", "modeling"}),
     ],
 )
 def test_every_other_room_stands_in_the_contract(start: str, may: set[str]) -> None:
     one = contract(start)
-    held = own(one["forbidden_modules"]) if start.startswith("cpu") else own(one["source_modules"])
-    assert rooms() - held - may - {"__main__"} == set()
+    assert rooms() - own(one["source_modules"]) - may - {"__main__"} == set()
 
 
 def test_all_is_exactly_what_the_package_offers() -> None:

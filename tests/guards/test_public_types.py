@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from slime_core import EngineColumn, RunView, generation
-from slime_core.cpu.megatron import install
 from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingParams
+from slime_core.modeling import prepare_megatron
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins import hooks
 from slime_core.provisional import FunctionSource
@@ -27,7 +27,7 @@ PROMPTS = ("chat", "messages")
 """Modules of the prompts room."""
 
 OPS = ("groups", "log_probs", "losses", "packing", "prefixes", "whitening")
-MODELING = ("experts", "export", "kernels", "layers", "layout", "memory", "mlp", "rows", "spec")
+MODELING = ("experts", "export", "kernels", "layers", "layout", "memory", "mlp", "patches", "rows", "spec")
 
 ROOMS = (
     *("slime_core", "slime_core.contracts", "slime_core.plugins.hooks", "slime_core.provisional"),
@@ -84,7 +84,7 @@ def functions(owner: type) -> Iterator[tuple[str, Callable[..., object]]]:
 def hints(room: str) -> Iterator[tuple[str, object]]:
     """Each annotation of each public name of ``room``, with where it stands."""
     if "megatron.core" not in sys.modules:
-        install()  # before the first import of Megatron, for the tests after these
+        prepare_megatron()  # before the first import of Megatron, for the tests after these
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron warns of what torch has deprecated, and of what is not installed
         module = importlib.import_module(room)

@@ -17,7 +17,7 @@ import pytest
 
 from slime_agents.formats import FORMATS
 from slime_agents.parsing import CallParser
-from slime_core.cpu.serve import server_environment
+from slime_cpu.serve import server_environment
 from slime_testing.fake_engine import Answer, FakeEngine, Handler
 from slime_testing.harness.engines import connect
 

@@ -2,12 +2,9 @@
 (:class:`Router`). :class:`RouterClient` registers engines with it, or with an external router. Only this file starts
 SGLang.
 
-The server is the unmodified ``sglang.launch_server``, never imported. Its settings for a CPU are in its environment
-(:mod:`slime_core.cpu.serve`). There a launcher lets its processes fork
-(``_slime_server`` among the stand-ins): it starts in 6 s with 0.7 GB on two idle cores instead of about 20 s with 1.8
-GB, nearly all of it imports. The warm-up request is skipped on a CPU; on a GPU it compiles kernels, and the server is
-ready after it. The key of the run comes through the environment too
-(:mod:`.keyed`).
+The server is the unmodified ``sglang.launch_server``, never imported; on a CPU, the one that the plugin of the device
+starts. The warm-up request is skipped on a CPU; on a GPU it compiles kernels, and the server is ready after it. The key
+of the run comes through the environment (:mod:`.keyed`).
 
 The router is sglang-router and not its successor smg: it removes an engine at once, where smg takes seconds and refuses
 to add the engine again meanwhile. A request through it costs no measurable time (256 samples in 32 requests on two
@@ -32,8 +29,8 @@ from typing import Any, Literal
 from slime_core.config.engines import RouterPolicy, WorkerType
 from slime_core.config.model_config import weights_dtype
 from slime_core.config.secrets import ENGINE_KEY, engine_access, needed_environment, send_key_to
-from slime_core.cpu import serve as cpu
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.plugins.devices import Device, find_device
 from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.server import READY, HealthCheck, Server
 from slime_core.runtime.machine import program_path
@@ -139,9 +136,14 @@ class EngineSettings:
     start_timeout_s: float | None = None
     health: HealthCheck = field(default_factory=HealthCheck)
 
+    @property
+    def plugin_device(self) -> Device | None:
+        """The device of a plugin that the server runs on; None: GPUs."""
+        return None if self.device == "cuda" else find_device(self.device)
+
     def arguments(self) -> list[str]:
         """Arguments of the server without its port."""
-        on_cpu = self.device == "cpu"
+        device = self.plugin_device
         valued = {
             "model-path": self.model,
             "host": self.host,
@@ -158,14 +160,14 @@ class EngineSettings:
             "log-level-http": "warning",
         }
         flags = {
-            "skip-server-warmup": on_cpu,  # it would save 20 ms there
+            "skip-server-warmup": device is not None,  # it would save 20 ms there
             "trust-remote-code": self.trust_remote_code,
-            "enable-memory-saver": self.releases_memory and not on_cpu,
+            "enable-memory-saver": self.releases_memory and device is None,
         }
         return [
             *(f"--{name}={value}" for name, value in valued.items() if value is not None),
             *(f"--{name}" for name, is_set in flags.items() if is_set),
-            *(cpu.server_arguments() if on_cpu else []),
+            *(device.server_arguments() if device else []),
             *self.extra,
         ]
 
@@ -179,9 +181,9 @@ class EngineSettings:
         graphs = {"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "0"} if self.releases_memory else {}
         variables = {**path, **address, **graphs, **self.variables, ENGINE_KEY: engine_access().key_text}
         environment = {**needed_environment(), **variables}
-        if self.device != "cpu":
+        if (device := self.plugin_device) is None:
             return environment
-        return {**environment, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}
+        return {**environment, **device.server_environment(threads=self.threads, processes=self.tensor_parallel)}
 
 
 _PARSER = """
@@ -238,7 +240,8 @@ class SGLangServer(Server):
         """The command line, as :meth:`Server.command`; a prefill engine serves its KV cache on port ``second``."""
         self.bootstrap_port = second if self.settings.worker_type == "prefill" else 0
         bootstrap = [f"--disaggregation-bootstrap-port={second}"] if self.bootstrap_port else []
-        module = cpu.MODULE if self.settings.device == "cpu" else GPU_MODULE
+        device = self.settings.plugin_device
+        module = GPU_MODULE if device is None else device.SERVER
         program = [sys.executable, keyed.__file__, module, *self.settings.arguments(), f"--port={port}", *bootstrap]
         return supervised(SHARED_MEMORY, program)
 

@@ -164,7 +164,7 @@ def test_generating_alone_is_planned_without_a_learner_or_a_model_spec(capsys: p
     assert "engine 0" in printed
     assert "learner rank 0" not in printed
     assert "debug_rollout_only" in printed
-    assert "plugins: core 0.1.0, datasets 0.1.0, grpo 0.1.0\n" in printed
+    assert "plugins: core 0.1.0, cpu 0.1.0, datasets 0.1.0, grpo 0.1.0\n" in printed
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ import pytest
 
 from slime_core.config import internals
 from slime_core.config.internals import INTERNALS, READ_FROM, missing_internals
-from slime_core.cpu.serve import server_environment
+from slime_cpu.serve import server_environment
 
 LIBRARIES = ("torch", "megatron", "mbridge", "sglang", "ray")
 
 IMPORTED = """
 import importlib, inspect, json, sys
 if "megatron" in sys.argv[1:]:
-    from slime_core.cpu.megatron import install
-    install()
+    from slime_core.modeling import prepare_megatron
+    prepare_megatron()
 from slime_core.config.internals import INTERNALS
 for name, parts in INTERNALS.items():
     if name.partition(".")[0] not in sys.argv[1:]:

@@ -75,7 +75,7 @@ def test_layers_left_over_go_to_the_first_stages_and_the_last_may_hold_the_logit
 FAULTS = """
 import resource
 import torch
-from slime_core.learner.process import keep_freed_memory
+from slime_cpu.device import keep_freed_memory
 
 keep_freed_memory()
 

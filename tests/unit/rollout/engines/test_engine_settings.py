@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from slime_core.cpu import serve as cpu
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer, start_limit_s
 from slime_core.rollout.engines.fleet import with_head_bias
+from slime_cpu import serve as cpu
 
 FOLDER = Path("model")
 LOG = Path("engine.log")

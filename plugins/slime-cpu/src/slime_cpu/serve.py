@@ -1,6 +1,6 @@
 """Environment and arguments of an SGLang server on a machine without a GPU.
 
-``python -m slime_core.cpu.serve --model-path FOLDER --port 30000`` starts such a server as an external engine of runs.
+``python -m slime_cpu.serve --model-path FOLDER --port 30000`` starts such a server as an external engine of runs.
 Arguments are those of ``sglang.launch_server``; the arguments for a CPU come before them, so given ones have priority.
 The process becomes the server; the environment of other processes does not change.
 """
@@ -41,7 +41,7 @@ def server_environment(*, threads: int = 1, processes: int = 1) -> dict[str, str
         "CUDA_VISIBLE_DEVICES": "",  # a CPU run on a machine with GPUs must not see them
         "OMP_NUM_THREADS": str(threads),
         "TORCHDYNAMO_DISABLE": "1",  # compiling for a CPU would need a C++ toolchain and minutes
-        # glibc keeps freed memory, as in slime_core.learner.process: mallopt(3), "Environment variables".
+        # glibc keeps freed memory, as in slime_cpu.device: mallopt(3), "Environment variables".
         "MALLOC_TRIM_THRESHOLD_": str(2**40),
         "MALLOC_TOP_PAD_": str(64 * 2**20),
         "MALLOC_MMAP_MAX_": "0",

@@ -9,11 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from slime_core.cpu import accelerator
-from slime_core.cpu.serve import STAND_INS, command, server_environment
-from slime_core.errors import ConfigError
+from slime_cpu.serve import STAND_INS, command, server_environment
 
 
 def run(source: str) -> str:
@@ -86,23 +83,6 @@ def test_stand_ins_are_imported_and_used(source, printed):
 
 def test_a_kernel_function_that_is_called_says_what_it_stands_for():
     assert "sgl_kernel.fp8_gemm " in run("from sgl_kernel import fp8_gemm\nfp8_gemm(1, 2)")
-
-
-# --- The device that a process computes on ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("seen", "requested", "device"), [(True, "auto", "cuda"), (False, "auto", "cpu"), (True, "cpu", "cpu")]
-)
-def test_auto_takes_a_gpu_exactly_if_torch_sees_one(monkeypatch, seen, requested, device):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
-    assert accelerator(requested) == device
-
-
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="GPU"):
-        accelerator("cuda")
 
 
 # --- Batched attention, beside SGLang's loop --------------------------------------------------------------------------
