@@ -236,6 +236,14 @@ gpu-kit: setup ## gather the wheels that gpu_kit/run installs on a bare GPU mach
 	    --constraint requirements/cpu.txt --requirement gpu_kit/requirements.txt
 	@du -sh outputs/gpu-kit/wheels
 
+.PHONY: docs
+docs: setup ## build the documentation site into outputs/site/html; its tools come from PyPI
+	@rm -rf outputs/site/pages outputs/site/html
+	@$(BIN)/python -m docs.site outputs/site/pages
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python outputs/site/env
+	@$(BIN)/uv pip install --quiet --python outputs/site/env/bin/python -r docs/requirements.txt
+	@NO_MKDOCS_2_WARNING=1 outputs/site/env/bin/mkdocs build --quiet
+
 .PHONY: wheels
 wheels: setup ## build the wheels into dist/
 	@rm -rf dist
