@@ -239,7 +239,7 @@ gpu-kit: setup ## gather the wheels that gpu_kit/run installs on a bare GPU mach
 .PHONY: docs
 docs: setup ## build the documentation site into outputs/site/html; its tools come from PyPI
 	@rm -rf outputs/site/pages outputs/site/html
-	@$(BIN)/python -m docs.site outputs/site/pages
+	@$(BIN)/python -m docs.website outputs/site/pages
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python outputs/site/env
 	@$(BIN)/uv pip install --quiet --python outputs/site/env/bin/python -r docs/requirements.txt
 	@NO_MKDOCS_2_WARNING=1 outputs/site/env/bin/mkdocs build --quiet

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from docs.site import LINK, ROOT, gather, on_page_content
+from docs.website import LINK, ROOT, gather, on_page_content
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Gathers the pages of the documentation site (``python -m docs.site FOLDER``), and mends them as a hook of mkdocs.
+"""Gathers the pages of the documentation site (``python -m docs.website FOLDER``), and mends them as a hook of mkdocs.
 
 The pages keep their places in the repository, so their links hold. Files that pages link to are copied with them; a
 link to a folder becomes one to its README.md.
@@ -44,8 +44,7 @@ def gather(folder: Path) -> None:
             _copy(target, folder)
         destination = folder / page
         destination.parent.mkdir(parents=True, exist_ok=True)
-        text = LINK.sub(lambda link, page=page: _page_of(page, link[1]), FENCE.sub(r"\1", text))
-        destination.write_text(text, encoding="utf-8")
+        destination.write_text(_for_site(page, text), encoding="utf-8")
     (folder / "reference.md").write_text(reference_page(), encoding="utf-8")
 
 
@@ -65,6 +64,10 @@ def reference_page() -> str:
 def on_page_content(html: str, **_: object) -> str:
     """Return the page with Sphinx's roles as plain code, and without the backslashes of ``|`` in tables (mkdocs)."""
     return ROLE.sub(r"<code>\1</code>", html).replace("\\|", "|")
+
+
+def _for_site(page: Path, text: str) -> str:
+    return LINK.sub(lambda link: _page_of(page, link[1]), FENCE.sub(r"\1", text))
 
 
 def _page_of(page: Path, link: str) -> str:
