@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from slime_compat.options import PathOptions
+from slime_compat.paths import PathOptions
 from slime_core.cli.activation import activate_peeked
 from slime_core.components.construction import prepare_options
 from slime_core.config.load import Resolved, load, peek

@@ -239,7 +239,7 @@ def train(
     if before is not None:
         before()
     if functions:
-        from slime_compat.options import PathOptions
+        from slime_compat.paths import PathOptions
         from slime_core.components.construction import run_view
         from slime_core.components.functions import find_function
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from slime_compat.check import check_functions
 from slime_compat.flags import advice
-from slime_compat.forms import check_rollout_functions
-from slime_compat.options import PathOptions
+from slime_compat.paths import PathOptions
 from slime_core.config.engine_flags import use_advice
 from slime_core.config.schema import ARITHMETIC
 from slime_core.generation import GenerateContext
@@ -37,7 +37,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         Path("mine.py").write_text(textwrap.dedent(text))
         options = handed([f"--{setting.replace('_', '-')}", f"mine.py{name}", *flags])
         if checked:
-            check_rollout_functions(options.sources, group_rm=options.group_rm, has_model=True)
+            check_functions(options.sources, group_rm=options.group_rm, has_model=True)
         return options
 
     return make

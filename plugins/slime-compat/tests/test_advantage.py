@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slime_compat.advantage import CustomAdvantage
-from slime_compat.options import PathOptions
+from slime_compat.paths import PathOptions
 from slime_core import AdvantageSettings, ResponseTokens, TokenAdvantages
 from slime_core.errors import PluginError
 from tests.function_paths import options_for

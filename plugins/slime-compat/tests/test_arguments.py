@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from slime_compat.arguments import slime_arguments
-from slime_compat.options import PathOptions, read_extra
+from slime_compat.paths import PathOptions, read_extra
 from slime_core.components.construction import run_view
 from slime_core.components.selection import check_settings
 from slime_core.config.check import unmet

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from slime_compat.check import check_texts, load_checked
-from slime_compat.forms import check_rollout_functions, rollout_forms
-from slime_compat.options import CompatOptions, PathOptions
-from slime_compat.parts import loss_parts
-from slime_compat.training import TRAINING_FORMS, check, check_training_functions
+from slime_compat.check import check_functions
+from slime_compat.forms import TRAINING, forms_of
+from slime_compat.options import CompatOptions
+from slime_compat.paths import PathOptions
+from slime_compat.plugin import slime_loss_parts
 from slime_core import NamesCode
 from slime_core.cli.main import main
 from slime_core.components.functions import find_function
@@ -21,7 +21,7 @@ from tests.function_paths import options_for
 
 
 def loaded(options: PathOptions, setting: str = "custom_rm_path"):
-    return load_checked(options, setting, rollout_forms(group_rm=options.group_rm)).function
+    return options.function(setting).function
 
 
 WRONG = {
@@ -123,7 +123,7 @@ def test_a_module_of_a_package_is_read_without_importing_it(tmp_path: Path, monk
     monkeypatch.syspath_prepend(tmp_path)
     source = find_function("lab.rewards.reward", setting="custom_rm_path")
     with pytest.raises(PluginError, match=r"--custom-rm-path lab\.rewards\.reward: def reward\(args\)"):
-        check_texts({"custom_rm_path": (source,)}, rollout_forms(group_rm=False))
+        check_functions({"custom_rm_path": (source,)}, group_rm=False, has_model=False)
 
 
 def test_a_reward_class_that_needs_a_model_is_refused_without_one(write) -> None:
@@ -134,10 +134,10 @@ def test_a_reward_class_that_needs_a_model_is_refused_without_one(write) -> None
     """
     sources = write("custom_rm_path", code).sources
     with pytest.raises(PluginError, match="model_path"):
-        check_rollout_functions(sources, group_rm=False, has_model=False)
-    check_rollout_functions(sources, group_rm=False, has_model=True)
+        check_functions(sources, group_rm=False, has_model=False)
+    check_functions(sources, group_rm=False, has_model=True)
     optional = write("custom_rm_path", code.replace("model_path)", "model_path=None)")).sources
-    check_rollout_functions(optional, group_rm=False, has_model=False)
+    check_functions(optional, group_rm=False, has_model=False)
 
 
 # --- The functions of the learner -------------------------------------------------------------------------------------
@@ -158,32 +158,32 @@ TAKES = {
 
 
 def test_every_setting_of_a_function_has_a_form() -> None:
-    assert TAKES.keys() == TRAINING_FORMS.keys()
+    assert TAKES.keys() == TRAINING.keys()
     fields = CompatOptions.model_fields.items()
     named = {name for name, field in fields if any(isinstance(entry, NamesCode) for entry in field.metadata)}
-    assert named == TRAINING_FORMS.keys() | rollout_forms(group_rm=False).keys()
+    assert named == forms_of(group_rm=False).keys()
 
 
 @pytest.mark.parametrize("setting", TAKES)
 def test_functions_of_the_learner_are_accepted_with_slimes_signature_alone(tmp_path: Path, setting: str) -> None:
     options = options_for(tmp_path, f"def f({TAKES[setting]}): ...", **{setting: "f"})
-    check_training_functions(options.sources)
-    check(options)
+    check_functions(options.sources, group_rm=False, has_model=False)
+    assert options.function(setting)
     takes = re.sub(r"=\w+|, \*\*kwargs", "", TAKES[setting])
     for head in ("def f()", f"async def f({takes})", f"def f({takes}, extra)"):
         options = options_for(tmp_path, f"{head}: ...", **{setting: "f"})
         flag = f"--{setting.replace('_', '-')} .*mine.py:f: (async )?def f.* cannot be called: "
         with pytest.raises(PluginError, match=flag) as by_text:
-            check_training_functions(options.sources)
+            check_functions(options.sources, group_rm=False, has_model=False)
         with pytest.raises(PluginError) as by_import:
-            check(options)
+            options.function(setting)
         assert str(by_import.value) == str(by_text.value)
 
 
 def test_the_functions_of_the_loss_are_its_parts_and_the_others_stay_the_cores(tmp_path: Path) -> None:
-    assert loss_parts(options_for(tmp_path, "def f(args): ...", custom_megatron_init_path="f")) == LossParts()
+    assert slime_loss_parts(options_for(tmp_path, "def f(args): ...", custom_megatron_init_path="f")) == LossParts()
     code = "def tis(*, args, pg_loss, **_): ...\n"
-    assert loss_parts(options_for(tmp_path, code, custom_tis_function_path="tis")).given == {"correct"}
+    assert slime_loss_parts(options_for(tmp_path, code, custom_tis_function_path="tis")).given == {"correct"}
 
 
 def test_a_run_is_refused_by_the_text_before_anything_starts(

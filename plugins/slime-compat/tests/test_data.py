@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slime_compat.data import BufferedSource, PathSource
-from slime_compat.options import PathOptions
+from slime_compat.paths import PathOptions
 from slime_core import PromptGroup, RunView, Sample
 from slime_core.errors import PluginError
 from slime_core.provisional import PromptRequest
@@ -77,7 +77,7 @@ def test_the_function_chooses_from_the_buffer_also_after_a_resume(write, make: M
 def test_a_function_that_takes_too_much_is_refused(write, make: Make) -> None:
     source = make(options=write("buffer_filter_path", "def f(args, rollout_id, buffer, num_samples): return buffer"))
     source.put_back(source.next_groups(3))
-    with pytest.raises(PluginError, match="for 1 groups"):
+    with pytest.raises(PluginError, match="1 groups"):
         source.next_groups(1)
 
 

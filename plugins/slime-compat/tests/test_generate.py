@@ -12,7 +12,7 @@ import pytest
 
 from slime_compat import GenerateState, generate_single
 from slime_compat.generate import PathGenerate
-from slime_compat.options import PathOptions
+from slime_compat.paths import PathOptions
 from slime_core.config.secrets import engine_access, key_of_run, send_key_to
 from slime_core.errors import PluginError
 from slime_core.generation import GenerateContext, SamplingParams

@@ -12,7 +12,7 @@ import torch
 
 from slime_compat.correction import CustomCorrection
 from slime_compat.loss import CustomLoss
-from slime_compat.options import PathOptions
+from slime_compat.paths import PathOptions
 from slime_compat.reducer import CustomReducer
 from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig
@@ -81,8 +81,8 @@ def test_tokens_that_a_correction_masks_train_nothing_and_divisors_stay(tmp_path
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("pg_loss", "Tensor"),
-        ("(pg_loss, loss_masks)", "a tuple"),
+        ("pg_loss", "tensor"),
+        ("(pg_loss, loss_masks)", "tensor"),
         ("(pg_loss[:2], loss_masks, {})", r"\(2,\)"),
         ("(pg_loss, loss_masks[:1], {})", r"\(2,\), \(1,\)\."),
         ("(pg_loss, [m + 1 for m in loss_masks], {})", "0 and 1"),
@@ -139,7 +139,7 @@ def test_a_constant_divisor_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("returned", "message"),
-    [("1.0", "a float"), ("lambda x: x", r"\(3,\)"), ("lambda x: x.sum().detach()", "without a gradient")],
+    [("1.0", "1.0"), ("lambda x: x", r"\(3,\)"), ("lambda x: x.sum().detach()", "without a gradient")],
 )
 def test_a_wrong_return_value_of_a_reducer_is_refused(tmp_path: Path, returned: str, message: str) -> None:
     with pytest.raises(PluginError, match=message):
@@ -211,7 +211,7 @@ def test_the_batch_has_slimes_names(tmp_path: Path, columns: dict[str, Any], ret
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("logits.sum()", "a Tensor"),
+        ("logits.sum()", "tensor"),
         ("(1.0, {})", "float"),
         ("(logits.sum().detach(), {})", "without a gradient"),
         ("(logits.sum(), {'m': logits})", "metric 'm'"),

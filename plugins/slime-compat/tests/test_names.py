@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_compat.check import load_checked
 from slime_compat.dapo import compute_score
-from slime_compat.forms import rollout_forms
 from slime_compat.names import NAMES
 from slime_core.errors import PluginError
 from slime_core.types import Sample
@@ -29,7 +27,7 @@ async def test_only_the_file_can_import_slimes_names_at_its_top_and_in_its_funct
             from slime.utils.types import Sample as Again
             return float(isinstance(sample, Sample) and Again is Sample)
     """
-    loaded = load_checked(write("custom_rm_path", code), "custom_rm_path", rollout_forms(group_rm=False))
+    loaded = write("custom_rm_path", code).function("custom_rm_path")
     assert "slime" not in sys.modules
     assert importlib.util.find_spec("slime") is None
     with pytest.raises(ModuleNotFoundError):

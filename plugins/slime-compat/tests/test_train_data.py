@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from slime_compat.check import Loaded
+from slime_compat.calling import PathFunction
 from slime_compat.signatures import Form
 from slime_compat.train_data import converted
 from slime_core import Sample, Status
 from slime_core.errors import PluginError
 from slime_core.types import LogProbs, TokenIds
 
-LOADED: Any = Loaded(None, Form("f"), frozenset(), "--flag mine.py")  # type: ignore[arg-type]
+LOADED: Any = PathFunction(None, Form("f"), frozenset(), "--flag mine.py")  # type: ignore[arg-type]
 
 
 def sample(index: int, second: int, log_prob: float) -> Sample:

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 
 from slime_compat.batches import joined
-from slime_compat.check import load_checked
-from slime_compat.options import PathOptions
-from slime_compat.training import TRAINING_FORMS
-from slime_core import Reductions, ResponseTokens, TokenAdvantages, boundary
+from slime_compat.paths import PathOptions
+from slime_core import Reductions, ResponseTokens, TokenAdvantages
 from slime_core.errors import PluginError
 from slime_core.ops.losses import approximate_kl
 
@@ -23,9 +21,7 @@ class CustomAdvantage:
     """The function of --custom-advantage-function-path, fn(args, rollout_data)."""
 
     def __init__(self, options: PathOptions) -> None:
-        loaded = load_checked(options, SETTING, TRAINING_FORMS)
-        self._source = loaded.source
-        self._function = loaded.function
+        self._function = options.function(SETTING)
         self._args = options.arguments
 
     def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
@@ -36,16 +32,15 @@ class CustomAdvantage:
         """
         lengths: list[int] = batch.lengths_B.tolist()
         data = _rollout_data(batch, lengths)
-        with boundary(self._source, "calling it", locate=True):
-            self._function(self._args, data)
+        self._function(self._args, data)
         missing = [name for name in ("advantages", "returns") if name not in data]
         if missing:
             raise PluginError(
-                f"{self._source}: it set no {' and no '.join(missing)} in rollout_data; "
+                f"{self._function}: it set no {' and no '.join(missing)} in rollout_data; "
                 "set both, one tensor per sample."
             )
         advantages_U, returns_U = (
-            joined(self._source, name, data[name], batch.mask_U, lengths) for name in ("advantages", "returns")
+            joined(self._function, name, data[name], batch.mask_U, lengths) for name in ("advantages", "returns")
         )
         return TokenAdvantages(advantages_U, returns_U)
 
@@ -61,11 +56,11 @@ def _rollout_data(batch: ResponseTokens, lengths: list[int]) -> dict[str, Any]:
         "kl": _divergence(batch),
     }
     columns = {name: list(values_U.split(lengths)) for name, values_U in per_token.items() if values_U is not None}
-    found: dict[str, Any] = {"response_lengths": lengths, "rewards": batch.rewards_B.tolist(), **columns}
+    data: dict[str, Any] = {"response_lengths": lengths, "rewards": batch.rewards_B.tolist(), **columns}
     if batch.tokens_T is not None and batch.total_lengths_B is not None:
-        found["total_lengths"] = batch.total_lengths_B.tolist()
-        found["tokens"] = list(batch.tokens_T.split(found["total_lengths"]))
-    return found
+        data["total_lengths"] = batch.total_lengths_B.tolist()
+        data["tokens"] = list(batch.tokens_T.split(data["total_lengths"]))
+    return data
 
 
 def _divergence(batch: ResponseTokens) -> torch.Tensor:

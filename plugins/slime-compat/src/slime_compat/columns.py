@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from slime_compat.batches import joined, refuse_wider_mask, response_lengths, split
-from slime_compat.check import load_checked
-from slime_compat.options import PathOptions
-from slime_compat.training import TRAINING_FORMS
+from slime_compat.paths import PathOptions
 from slime_core import boundary
 from slime_core.errors import PluginError
 from slime_core.provisional import MicroBatch
@@ -37,16 +35,14 @@ PER_TOKEN = {
 
 FIXED = ("tokens", "total_lengths", "response_lengths", "sample_indices")
 PASSED_ON = ("returns", "rewards")
-"""Once there are advantages, only a loss named by path uses these columns; a critic uses returns, too."""
+"""Once there are advantages, only a loss named by path uses these columns; a critic also uses returns."""
 
 
 class Postprocess:
     """``slime_before_training`` around a function of slime's signature."""
 
     def __init__(self, options: PathOptions) -> None:
-        loaded = load_checked(options, SETTING, TRAINING_FORMS)
-        self._source = loaded.source
-        self._function = loaded.function
+        self._function = options.function(SETTING)
         self._args = options.arguments
         self._has_loss = "custom_loss_function_path" in options.sources
 
@@ -56,71 +52,64 @@ class Postprocess:
         Raises:
             PluginError: the function failed, removed a column, or left one that does not match the samples.
         """
-        every = [micro for step in steps for micro in step]
-        data = _columns(shard, every)
-        known = set(data)
-        with boundary(self._source, "calling it", locate=True):
-            self._function(self._args, shard.rollout, data)
-        self._refuse_other_columns(known, data, shard)
-        taken = _taken(every)
-        extra = {name: values for name, values in data.items() if name not in (*taken, *FIXED)}
-        for micro in every:
-            self._take_back({name: data[name] for name in taken if name in data}, micro)
+        micro_batches = [micro for step in steps for micro in step]
+        data = _columns(shard, micro_batches)
+        before = set(data)
+        self._function(self._args, shard.rollout, data)
+        self._refuse_other_columns(before, data, shard)
+        used = _used(micro_batches)
+        extra = {name: values for name, values in data.items() if name not in (*used, *FIXED)}
+        for micro in micro_batches:
+            self._take_back({name: data[name] for name in used if name in data}, micro)
             micro.extra = {name: [values[member] for member in micro.members] for name, values in extra.items()}
 
     def _take_back(self, data: Mapping[str, Any], micro: MicroBatch) -> None:
         lengths = response_lengths(micro)
         for name in data:
-            values = [data[name][member] for member in micro.members]
-            found_U = joined(self._source, name, values, micro.advantages_U, lengths)
+            columns = [data[name][member] for member in micro.members]
+            values_U = joined(self._function, name, columns, micro.advantages_U, lengths)
             if name == "loss_masks":
                 # An idle micro-batch repeats samples and stays masked.
-                found_U = found_U if micro.scale else micro.mask_U
-                refuse_wider_mask(self._source, found_U, micro.mask_U)
+                values_U = values_U if micro.scale else micro.mask_U
+                refuse_wider_mask(self._function, values_U, micro.mask_U)
             if name == "rollout_log_probs" and micro.fresh_U is not None:
                 # Values that are not the engine's cannot show whether learner and engine agree.
-                micro.fresh_U &= found_U == micro.rollout_log_probs_U
-            setattr(micro, PER_TOKEN[name], found_U)
+                micro.fresh_U &= values_U == micro.rollout_log_probs_U
+            setattr(micro, PER_TOKEN[name], values_U)
 
-    def _refuse_other_columns(self, known: set[str], data: Mapping[str, Any], shard: TrainBatch) -> None:
-        gone = sorted(known - data.keys())
+    def _refuse_other_columns(self, before: set[str], data: Mapping[str, Any], shard: TrainBatch) -> None:
+        gone = sorted(before - data.keys())
         if gone:
-            raise PluginError(f"{self._source}: it took {', '.join(gone)} away; leave every column of rollout_data.")
-        new = sorted(data.keys() - known - PER_TOKEN.keys() - set(PASSED_ON))
+            raise PluginError(f"{self._function}: it took {', '.join(gone)} away; leave every column of rollout_data.")
+        new = sorted(data.keys() - before - PER_TOKEN.keys() - set(PASSED_ON))
         if new and not self._has_loss:
-            taken = ", ".join((*PER_TOKEN, *PASSED_ON))
             raise PluginError(
-                f"{self._source}: it added {', '.join(new)}, which nothing reads; read are {taken}. Other columns "
-                "reach the loss of --custom-loss-function-path only."
+                f"{self._function}: it added {', '.join(new)}, which nothing reads; columns that are read: "
+                f"{', '.join((*PER_TOKEN, *PASSED_ON))}. Only the loss of --custom-loss-function-path gets others."
             )
-        for name in sorted(data):
-            self._refuse_no_list(name, data[name])
-        for name in sorted(data.keys() - set(FIXED)):
-            if len(data[name]) != len(shard):
+        for name, column in sorted(data.items()):
+            if not (isinstance(column, list | tuple) or (isinstance(column, torch.Tensor) and column.ndim)):
+                kind = type(column).__name__
+                raise PluginError(f"{self._function}: {name} is a {kind}; accepted: a list, one entry per sample.")
+            if name not in FIXED and len(column) != len(shard):
                 raise PluginError(
-                    f"{self._source}: {name} has {len(data[name])} entries; accepted: one for each of the "
+                    f"{self._function}: {name} has {len(column)} entries; accepted: one for each of the "
                     f"{len(shard)} samples."
                 )
         self._refuse_changed(data, shard)
 
-    def _refuse_no_list(self, name: str, found: Any) -> None:
-        if not (isinstance(found, list | tuple) or (isinstance(found, torch.Tensor) and found.ndim)):
-            raise PluginError(
-                f"{self._source}: {name} is a {type(found).__name__}; accepted: a list with one entry per sample."
-            )
-
     def _refuse_changed(self, data: Mapping[str, Any], shard: TrainBatch) -> None:
-        for name, given in _fixed(shard, "cpu").items():
-            with boundary(self._source, f"comparing {name} with what it was"):
-                found = [torch.as_tensor(value).cpu() for value in data[name]]
-            same = len(found) == len(given) and all(
-                torch.equal(now, torch.as_tensor(before)) for now, before in zip(found, given, strict=True)
+        for name, column in _fixed(shard, "cpu").items():
+            with boundary(self._function, f"reading {name} after the call"):
+                values = [torch.as_tensor(value).cpu() for value in data[name]]
+            same = len(values) == len(column) and all(
+                torch.equal(now, torch.as_tensor(before)) for now, before in zip(values, column, strict=True)
             )
             if not same:
-                raise PluginError(f"{self._source}: it changed {name}, which is packed already; leave it as it is.")
+                raise PluginError(f"{self._function}: it changed {name}, which is packed already; leave it unchanged.")
 
 
-def _taken(micro_batches: Sequence[MicroBatch]) -> list[str]:
+def _used(micro_batches: Sequence[MicroBatch]) -> list[str]:
     """Return the columns whose changes are used; without a critic, ``returns`` is one of PASSED_ON instead."""
     has_critic = all(micro.returns_U is not None for micro in micro_batches)
     return [name for name in PER_TOKEN if has_critic or name != "returns"]
@@ -128,7 +117,7 @@ def _taken(micro_batches: Sequence[MicroBatch]) -> list[str]:
 
 def _columns(shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> dict[str, Any]:
     """Return the shard under slime's names; every list has one entry per sample, in the shard's order."""
-    found: dict[str, list[Any]] = {name: [None] * len(shard) for name in PER_TOKEN}
+    per_token: dict[str, list[Any]] = {name: [None] * len(shard) for name in PER_TOKEN}
     for micro in micro_batches:
         if not micro.scale:
             continue
@@ -137,8 +126,8 @@ def _columns(shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> dict[str
             if values_U is None:
                 continue
             for member, value in zip(micro.members, split(values_U, micro), strict=True):
-                found[name][member] = value.clone()
-    columns = {name: values for name, values in found.items() if all(value is not None for value in values)}
+                per_token[name][member] = value.clone()
+    columns = {name: values for name, values in per_token.items() if all(value is not None for value in values)}
     if "returns" not in columns:
         columns["returns"] = [value.clone() for value in columns["advantages"]]
     rewards_B = shard.columns_B.get("rewards")

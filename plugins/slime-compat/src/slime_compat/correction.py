@@ -7,15 +7,11 @@ removed from every term of the loss; the divisor of the loss does not change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from slime_compat.batches import joined, refuse_wider_mask, response_lengths, split, total_lengths
-from slime_compat.check import load_checked
-from slime_compat.options import PathOptions
-from slime_compat.training import TRAINING_FORMS
-from slime_core import boundary
+from slime_compat.paths import PathOptions
 from slime_core.errors import PluginError
 from slime_core.provisional import MicroBatch
 
@@ -28,9 +24,7 @@ class CustomCorrection:
     """A :class:`slime_core.provisional.LossCorrection` around a function of slime's signature."""
 
     def __init__(self, options: PathOptions) -> None:
-        loaded = load_checked(options, SETTING, TRAINING_FORMS)
-        self._source = loaded.source
-        self._function = loaded.function
+        self._function = options.function(SETTING)
         self._args = options.arguments
 
     def __call__(
@@ -45,40 +39,28 @@ class CustomCorrection:
         if not micro.scale:
             return loss_U, mask_U, {}
         lengths = response_lengths(micro)
-        with boundary(self._source, "calling it", locate=True):
-            found = self._function(
-                args=self._args,
-                pg_loss=loss_U,
-                train_log_probs=split(log_probs_U, micro),
-                rollout_log_probs=split(micro.rollout_log_probs_U, micro),
-                loss_masks=split(mask_U, micro),
-                total_lengths=total_lengths(micro),
-                response_lengths=lengths,
-            )
-        loss, masks, metrics = self._three(found)
-        corrected_U = joined(self._source, "the policy loss", loss, loss_U, lengths)
+        returned = self._function(
+            args=self._args,
+            pg_loss=loss_U,
+            train_log_probs=split(log_probs_U, micro),
+            rollout_log_probs=split(micro.rollout_log_probs_U, micro),
+            loss_masks=split(mask_U, micro),
+            total_lengths=total_lengths(micro),
+            response_lengths=lengths,
+        )
+        if not (isinstance(returned, tuple) and len(returned) == 3 and isinstance(returned[2], Mapping)):
+            raise self._function.refused(returned, "a tuple of the policy loss, the loss masks and a dict of metrics")
+        loss, masks, metrics = returned
+        corrected_U = joined(self._function, "the policy loss", loss, loss_U, lengths)
         if loss_U.requires_grad and not corrected_U.requires_grad:
             raise PluginError(
-                f"{self._source}: the policy loss came back without a gradient, so it would train nothing; detach the "
-                "weights only, and return pg_loss times them."
+                f"{self._function}: the policy loss came back without a gradient, so it would train nothing; detach "
+                "the weights only, and return pg_loss times them."
             )
-        left_U = joined(self._source, "the loss masks", masks, mask_U, lengths)
-        refuse_wider_mask(self._source, left_U, mask_U)
+        trained_U = joined(self._function, "the loss masks", masks, mask_U, lengths)
+        refuse_wider_mask(self._function, trained_U, mask_U)
         named = {
-            name: joined(self._source, f"metric {name!r}", values, micro.mask_U, lengths)
+            name: joined(self._function, f"metric {name!r}", values, micro.mask_U, lengths)
             for name, values in metrics.items()
         }
-        return corrected_U, left_U, named
-
-    def _three(self, found: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-        if isinstance(found, tuple) and len(found) == 3 and isinstance(found[2], Mapping):
-            return found
-        raise PluginError(
-            f"{self._source}: it returned {_described(found)}; accepted: a tuple of the policy loss, the loss masks "
-            "and a dict of metrics."
-        )
-
-
-def _described(found: Any) -> str:
-    name = type(found).__name__
-    return f"a {name} of {', '.join(type(entry).__name__ for entry in found)}" if isinstance(found, tuple) else name
+        return corrected_U, trained_U, named

@@ -15,10 +15,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
-from slime_compat.calling import blamed
-from slime_compat.check import Loaded, load_checked
-from slime_compat.forms import rollout_forms, unbuffered
-from slime_compat.options import PathOptions
+from slime_compat.calling import PathFunction
+from slime_compat.check import unbuffered
+from slime_compat.paths import PathOptions
 from slime_compat.views import as_in_slime, originals, render, restore
 from slime_core import DataSource, RunView
 from slime_core.errors import PluginError
@@ -48,7 +47,7 @@ class PromptSamples(list[Sample]):
 
     def sample(self, n: int) -> list[Sample]:
         """Return copies of ``n`` prompts, sampled with replacement; the same in every run with this seed."""
-        return [copy.deepcopy(one) for one in self._random.choices(self, k=n)]
+        return [copy.deepcopy(sample) for sample in self._random.choices(self, k=n)]
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[PromptGroup], num_samples: int) -> list[PromptGroup]:
@@ -69,18 +68,15 @@ def _chooser(options: PathOptions) -> Choose:
     Raises:
         PluginError: the function cannot be imported or called.
     """
-    loaded = load_checked(options, "buffer_filter_path", rollout_forms(group_rm=options.group_rm))
+    function = options.function("buffer_filter_path")
 
     def choose(args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
         shown = [sample for group in buffer for sample in group]
-        with as_in_slime(shown, options.encoder), blamed(loaded.source):
-            chosen = loaded.function(args, None, buffer, n)
+        with as_in_slime(shown, options.encoder):
+            chosen = function(args, None, buffer, n)
         groups = list(chosen) if isinstance(chosen, list | tuple) else None
         if groups is None or len(groups) > n or not all(_is_group(group) for group in groups):
-            raise PluginError(
-                f"{loaded.source}: it returned {chosen!r:.80} for {n} groups; accepted: a list of at most as many "
-                "groups of the buffer."
-            )
+            raise function.refused(chosen, f"a list of at most {n} groups of the buffer")
         return groups
 
     return choose
@@ -97,14 +93,14 @@ class BufferedDataSource:
                 return buffer[:n]
 
     Arguments:
-        given: ``(args)`` or ``(dataset, args)``: ``args`` has every setting, and ``args.prompt_request`` describes the
-            prompts; ``dataset`` is the prompts.
+        arguments: ``(args)`` or ``(dataset, args)``: ``args`` has every setting, and ``args.prompt_request`` describes
+            the prompts; ``dataset`` is the prompts.
     """
 
-    def __init__(self, *given: Any) -> None:
-        args = given[-1]
+    def __init__(self, *arguments: Any) -> None:
+        args = arguments[-1]
         self.args = args
-        self.dataset = given[0] if len(given) > 1 else None
+        self.dataset = arguments[0] if len(arguments) > 1 else None
         self.prompts = NumberedPrompts(InMemory(args.prompt_request), args.prompt_request)
         self.buffer: list[PromptGroup] = []
 
@@ -117,9 +113,9 @@ class BufferedDataSource:
     def get_samples(self, num_samples: int) -> list[PromptGroup]:
         """Return the next groups."""
         chosen = list(self.buffer_filter(self.args, self.buffer, num_samples)) if self.buffer else []
-        taken = set(map(id, chosen))
+        returned = set(map(id, chosen))
         # slime's functions delete the groups that they return from the buffer; others leave them.
-        self.buffer = [group for group in self.buffer if id(group) not in taken]
+        self.buffer = [group for group in self.buffer if id(group) not in returned]
         return [*chosen, *self.prompts.next_groups(num_samples - len(chosen))]
 
     def add_samples(self, samples: Sequence[PromptGroup]) -> None:
@@ -150,7 +146,7 @@ class RolloutDataSource(BufferedDataSource):
         return buffer[:n]
 
 
-class BufferedSource:
+class BufferedSource(BufferedDataSource):
     """Prompts and a buffer of requeued groups, from which the function of --buffer-filter-path chooses.
 
     The function is ``(args, rollout_id, buffer, num_samples)``; ``rollout_id`` is None, as in slime.
@@ -162,7 +158,7 @@ class BufferedSource:
     def __init__(self, options: PathOptions, run: RunView) -> None:
         arguments = _arguments(options, requested(run))
         setattr(arguments, CHOOSE, _chooser(options))
-        self._source = BufferedDataSource(arguments)
+        super().__init__(arguments)
 
     @classmethod
     def screen(cls, options: PathOptions, run: RunView, screen: PromptScreen) -> list[str]:
@@ -173,22 +169,11 @@ class BufferedSource:
 
     def next_groups(self, n: int) -> list[PromptGroup]:
         """Return the next ``n`` groups."""
-        return self._source.get_samples(n)
+        return self.get_samples(n)
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
         """Add groups to the buffer."""
-        self._source.add_samples(groups)
-
-    def state(self) -> dict[str, Any]:
-        """Return the position in the prompts, and the buffer."""
-        return self._source.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a ``state()``."""
-        self._source.restore(state)
-
-    def __len__(self) -> int:
-        return len(self._source)
+        self.add_samples(groups)
 
 
 class PathSource:
@@ -203,16 +188,16 @@ class PathSource:
     """
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
-        self._loaded = load_checked(options, "data_source_path", rollout_forms(group_rm=options.group_rm))
+        self._class = options.function("data_source_path")
         self._request = requested(run)
         self._args = _arguments(options, self._request)
-        passed = self._loaded.form.passed
-        known = {"args": self._args, **({"dataset": self._dataset()} if "dataset" in passed else {})}
+        passed = self._class.form.passed
+        arguments = {"args": self._args, **({"dataset": self._dataset()} if "dataset" in passed else {})}
         if "buffer_filter_path" in options.sources:
-            _refuse_unbuffered(self._loaded, options)
+            _refuse_unbuffered(self._class, options)
             setattr(self._args, CHOOSE, _chooser(options))
-        with blamed(self._loaded.source, "making the class"):
-            self._made = self._loaded.function(*(known[name] for name in passed))
+        with self._class.blamed("creating it"):
+            self._source = self._class.function(*(arguments[name] for name in passed))
         self._start()
 
     def _start(self) -> None:
@@ -223,12 +208,12 @@ class PathSource:
 
     def next_groups(self, n: int) -> list[PromptGroup]:
         """Return the next ``n`` groups."""
-        found = self._call("get_samples", n)
-        groups = [self._group(entry) for entry in found] if isinstance(found, list | tuple) else []
+        entries = self._call("get_samples", n)
+        groups = [self._group(entry) for entry in entries] if isinstance(entries, list | tuple) else []
         if len(groups) != n:
-            shown = f"{len(groups)} groups" if groups else f"{found!r:.80}"
+            shown = f"{len(groups)} groups" if groups else f"{entries!r:.80}"
             raise PluginError(
-                f"{self._loaded.source}: get_samples({n}) returned {shown}; accepted: a list of {n} groups, each a "
+                f"{self._class}: get_samples({n}) returned {shown}; accepted: a list of {n} groups, each a "
                 f"list of {self._request.n_samples_per_prompt} slime_core.Sample, or of {n} samples."
             )
         self._note(n)
@@ -268,21 +253,21 @@ class PathSource:
 
     def _replay(self, requested: Sequence[Sequence[int]], returned: Sequence[Sequence[Any]]) -> None:
         self._start()
-        wanted = {name for _, names in returned for name in names if isinstance(name, int)}
+        numbers = {name for _, names in returned for name in names if isinstance(name, int)}
         groups: dict[int | None, PromptGroup] = {}
         sizes = [n for n, times in requested for _ in range(times)]
         for call, size in enumerate([*sizes, 0]):
             for names in (names for after, names in returned if after == call):
                 self.put_back([self._again(name, groups) for name in names])
-            made = self.next_groups(size) if size else []
-            groups |= {group[0].group_index: group for group in made if group[0].group_index in wanted}
+            fresh = self.next_groups(size) if size else []
+            groups |= {group[0].group_index: group for group in fresh if group[0].group_index in numbers}
 
     def _again(self, name: int | Sequence[dict[str, Any]], groups: Mapping[int | None, PromptGroup]) -> PromptGroup:
         if not isinstance(name, int):
             return [Sample.from_dict(sample) for sample in name]
         if name not in groups:
             raise PluginError(
-                f"{self._loaded.source}: called again with the same sizes, it did not return group {name}, which had "
+                f"{self._class}: called again with the same sizes, it did not return group {name}, which had "
                 "been put back; accepted: the same groups in the same order. Give the class state() and restore(state)."
             )
         return groups[name]
@@ -299,11 +284,11 @@ class PathSource:
         return self._has("save", "load") and bool(self._args.save)
 
     def _has(self, *names: str) -> bool:
-        return all(callable(getattr(self._made, name, None)) for name in names)
+        return all(callable(getattr(self._source, name, None)) for name in names)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        with blamed(self._loaded.source, f"calling {name}"):
-            return getattr(self._made, name)(*arguments)
+        with self._class.blamed(f"calling {name}"):
+            return getattr(self._source, name)(*arguments)
 
     def _note(self, n: int) -> None:
         """Record a request for ``n`` groups, as pairs of a number and its repetitions."""
@@ -326,7 +311,7 @@ class PathSource:
         group = [copy.deepcopy(entry) for _ in range(size)] if isinstance(entry, Sample) else entry
         if not _is_group(group):
             raise PluginError(
-                f"{self._loaded.source}: get_samples returned a list of {type(entry).__qualname__}; accepted: a list "
+                f"{self._class}: get_samples returned a list of {type(entry).__qualname__}; accepted: a list "
                 "of groups, each a list of slime_core.Sample, or of samples."
             )
         number, self._groups = self._groups, self._groups + 1
@@ -338,12 +323,13 @@ class PathSource:
         return list(group)
 
 
-def _refuse_unbuffered(loaded: Loaded, options: PathOptions) -> None:
+def _refuse_unbuffered(path: PathFunction, options: PathOptions) -> None:
     """Raise PluginError if the class would never call the function of ``buffer_filter_path``."""
-    inherits = issubclass(loaded.function, BufferedDataSource)
-    if not inherits or loaded.function.buffer_filter is not BufferedDataSource.buffer_filter:
+    inherits = issubclass(path.function, BufferedDataSource)
+    if not inherits or path.function.buffer_filter is not BufferedDataSource.buffer_filter:
         why = "has a buffer_filter itself" if inherits else "has no buffer to choose from"
-        raise unbuffered(options.source("buffer_filter_path"), loaded.source, f"{loaded.function.__name__} {why}")
+        chooser = options.sources["buffer_filter_path"][0]
+        raise unbuffered(chooser, path.source, f"{path.function.__name__} {why}")
 
 
 class SourceView:
@@ -399,5 +385,5 @@ def _times(requested: Sequence[Sequence[int]]) -> int:
     return sum(times for _, times in requested)
 
 
-def _is_group(found: Any) -> bool:
-    return isinstance(found, list) and bool(found) and all(isinstance(sample, Sample) for sample in found)
+def _is_group(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, Sample) for entry in value)

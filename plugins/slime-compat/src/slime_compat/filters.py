@@ -6,10 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from slime_compat.calling import call_here
-from slime_compat.check import load_checked
-from slime_compat.forms import rollout_forms
-from slime_compat.options import PathOptions
+from slime_compat.calling import scalar
+from slime_compat.paths import PathOptions
 from slime_compat.views import as_in_slime
 from slime_core import Transformed
 from slime_core.errors import PluginError
@@ -28,7 +26,7 @@ class PathGroupFilter:
     """
 
     def __init__(self, options: PathOptions) -> None:
-        self._loaded = load_checked(options, "dynamic_sampling_filter_path", rollout_forms(group_rm=options.group_rm))
+        self._function = options.function("dynamic_sampling_filter_path")
         self._args = options.arguments
         self._encoder = options.encoder
 
@@ -39,20 +37,19 @@ class PathGroupFilter:
             PluginError: the function failed, or returned something else.
         """
         with as_in_slime(samples, self._encoder):
-            verdict = call_here(self._loaded, self._args, samples)
+            verdict = self._function(self._args, samples)
         if getattr(verdict, "keep_when_insufficient", False):
             raise PluginError(
-                f"{self._loaded.source}: keep_when_insufficient is set, and groups that were dropped are not taken "
-                "back here; accepted: False. Fresh prompts are sampled in their place."
+                f"{self._function}: keep_when_insufficient is set, and groups that were dropped are not taken "
+                "back here; accepted: False. Fresh prompts are sampled instead."
             )
         keep = _truth(verdict)
         if keep is None:
             keep = _truth(getattr(verdict, "keep", None))
         if keep is not None:
             return Transformed(samples, dropped=None if keep else _reason(verdict))
-        raise PluginError(
-            f"{self._loaded.source}: it returned {_shown(verdict)}; accepted: True or False, or an object with keep "
-            "(a bool) and reason (a text or None)."
+        raise self._function.refused(
+            verdict, "True or False, or an object with keep (a bool) and reason (a text or None)"
         )
 
 
@@ -63,7 +60,7 @@ class PathRolloutFilter:
     """
 
     def __init__(self, options: PathOptions) -> None:
-        self._loaded = load_checked(options, "rollout_sample_filter_path", rollout_forms(group_rm=options.group_rm))
+        self._function = options.function("rollout_sample_filter_path")
         self._args = options.arguments
         self._encoder = options.encoder
 
@@ -73,20 +70,20 @@ class PathRolloutFilter:
         Raises:
             PluginError: the function failed.
         """
-        kept = [list(group) for group in groups]
-        before = [_removed(group) for group in kept]
+        unfiltered = [list(group) for group in groups]
+        before = [_removed(group) for group in unfiltered]
         with as_in_slime([sample for group in groups for sample in group], self._encoder):
-            call_here(self._loaded, self._args, list(groups))
-        after = [_removed(group) for group in kept]
+            self._function(self._args, list(groups))
+        after = [_removed(group) for group in unfiltered]
         return [
             Transformed(group, changed={UNNAMED: now - then} if now > then else {})
-            for group, then, now in zip(kept, before, after, strict=True)
+            for group, then, now in zip(unfiltered, before, after, strict=True)
         ]
 
 
 def _truth(value: Any) -> bool | None:
     """Return a bool, or the bool in an array or tensor without axes; None: it is neither."""
-    plain = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+    plain = scalar(value)
     return plain if isinstance(plain, bool) else None
 
 
@@ -97,7 +94,3 @@ def _reason(verdict: Any) -> str:
 
 def _removed(group: PromptGroup) -> int:
     return sum(sample.remove_sample for sample in group)
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r:.80}"

@@ -1,17 +1,18 @@
-"""Accepted signatures of the functions of each rollout-side setting."""
+"""Accepted signatures of the functions of each path setting."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from slime_compat.check import check_texts, chosen_text
-from slime_compat.reward_uses import check_reward_uses
-from slime_compat.signatures import Definition, Form, definitions
-from slime_core.errors import PluginError
-from slime_core.provisional import FunctionSource
+from slime_compat.signatures import Form
 
-__all__ = ["check_rollout_functions", "rollout_forms", "unbuffered"]
+__all__ = ["TRAINING", "forms_of"]
+
+
+def _plain(*names: str) -> tuple[Form, ...]:
+    return (Form(f"fn({', '.join(names)})", passed=names, is_async=False),)
+
 
 _GENERATE = (
     Form(
@@ -30,7 +31,7 @@ _GENERATE = (
     ),
 )
 
-_ONE_REWARD = Form("fn(args, sample, **kwargs)", passed=("args", "sample"), foreign=frozenset({"samples"}))
+_SAMPLE_REWARD = Form("fn(args, sample, **kwargs)", passed=("args", "sample"), foreign=frozenset({"samples"}))
 _REWARDS = Form("fn(args, samples, **kwargs)", passed=("args", "samples"), foreign=frozenset({"sample"}))
 _REWARDS_AS_SAMPLE = Form("fn(args, sample, **kwargs)", passed=("args", "sample"))
 _COMPUTES = {
@@ -52,97 +53,73 @@ _SOURCE = (
     Form("a class C() with the same", methods=_SOURCE_METHODS),
 )
 
-_ROLLOUT = Form(
-    "fn(args, rollout_id, data_source[, evaluation])",
-    ("args", "rollout_id", "data_source"),
-    ("evaluation",),
+_ROLLOUT = (
+    Form(
+        "fn(args, rollout_id, data_source[, evaluation])",
+        ("args", "rollout_id", "data_source"),
+        ("evaluation",),
+    ),
 )
 
-_FORMS: Mapping[str, tuple[Form, ...]] = {
-    "rollout_function_path": (_ROLLOUT,),
-    "eval_function_path": (_ROLLOUT,),
+_SAMPLING: Mapping[str, tuple[Form, ...]] = {
+    "rollout_function_path": _ROLLOUT,
+    "eval_function_path": _ROLLOUT,
     "custom_generate_function_path": _GENERATE,
     "rollout_sample_hook_path": (
         Form("fn(args, sample[, rollout_id][, evaluation])", ("args", "sample"), ("rollout_id", "evaluation")),
     ),
     "data_source_path": _SOURCE,
-    "buffer_filter_path": (
-        Form(
-            "fn(args, rollout_id, buffer, num_samples)", ("args", "rollout_id", "buffer", "num_samples"), is_async=False
-        ),
+    "buffer_filter_path": _plain("args", "rollout_id", "buffer", "num_samples"),
+    "dynamic_sampling_filter_path": _plain("args", "samples"),
+    "rollout_sample_filter_path": _plain("args", "groups"),
+    "rollout_all_samples_process_path": _plain("args", "all_groups", "data_source"),
+    "custom_reward_post_process_path": _plain("args", "samples"),
+    "custom_convert_samples_to_train_data_path": _plain("args", "samples"),
+    "custom_rollout_log_function_path": _plain(
+        "rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time"
     ),
-    "dynamic_sampling_filter_path": (Form("fn(args, samples)", ("args", "samples"), is_async=False),),
-    "rollout_sample_filter_path": (Form("fn(args, groups)", ("args", "groups"), is_async=False),),
-    "rollout_all_samples_process_path": (
-        Form("fn(args, all_groups, data_source)", ("args", "all_groups", "data_source"), is_async=False),
+    "custom_eval_rollout_log_function_path": _plain("rollout_id", "args", "data", "extra_metrics"),
+}
+
+_TIS = (
+    "args",
+    "pg_loss",
+    "train_log_probs",
+    "rollout_log_probs",
+    "loss_masks",
+    "total_lengths",
+    "response_lengths",
+)
+
+TRAINING: Mapping[str, tuple[Form, ...]] = {
+    "rollout_data_postprocess_path": _plain("args", "rollout_id", "rollout_data"),
+    "custom_advantage_function_path": _plain("args", "rollout_data"),
+    "custom_loss_function_path": _plain("args", "batch", "logits", "sum_of_sample_mean"),
+    "custom_tis_function_path": (Form(f"fn(*, {', '.join(_TIS)})", keywords=_TIS, is_async=False),),
+    "custom_pg_loss_reducer_function_path": _plain(
+        "total_lengths", "response_lengths", "loss_masks", "calculate_per_token_loss"
     ),
-    "custom_reward_post_process_path": (Form("fn(args, samples)", ("args", "samples"), is_async=False),),
-    "custom_convert_samples_to_train_data_path": (Form("fn(args, samples)", ("args", "samples"), is_async=False),),
-    "custom_rollout_log_function_path": (
+    "custom_model_provider_path": (
         Form(
-            "fn(rollout_id, args, samples, rollout_extra_metrics, rollout_time)",
-            ("rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time"),
+            "fn(pre_process, post_process[, vp_stage][, config][, args])",
+            keywords=("pre_process", "post_process"),
+            offered=("vp_stage", "config", "args"),
             is_async=False,
         ),
     ),
-    "custom_eval_rollout_log_function_path": (
-        Form(
-            "fn(rollout_id, args, data, extra_metrics)", ("rollout_id", "args", "data", "extra_metrics"), is_async=False
-        ),
+    "spec": _plain("args", "config", "vp_stage"),
+    "custom_megatron_init_path": _plain("args"),
+    "custom_megatron_before_log_prob_hook_path": _plain("args", "model", "store_prefix"),
+    "custom_megatron_before_train_step_hook_path": _plain(
+        "args", "rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler"
     ),
+    "custom_update_weight_post_write_path": _plain("args", "version_dir", "rollout_engines"),
 }
+"""Forms of the functions that the learner calls. Every learner rank imports them before it builds a model."""
 
 
-def check_rollout_functions(
-    functions: Mapping[str, Sequence[FunctionSource]], *, group_rm: bool, has_model: bool
-) -> None:
-    """Check from the text of the functions, without running it, that the rollout can call them.
-
-    Arguments:
-        has_model: True: the run gives ``rm_model_path``.
-
-    Raises:
-        PluginError: see :func:`slime_compat.check.check_texts` and
-            :func:`slime_compat.reward_uses.check_reward_uses`; or a reward class needs a model, and none is given.
-    """
-    forms = rollout_forms(group_rm=group_rm)
-    check_texts(functions, forms)
-    rewards = functions.get("custom_rm_path", ())
-    check_reward_uses(rewards, forms["custom_rm_path"], group_rm=group_rm)
-    for source in rewards if not has_model else ():
-        _refuse_missing_model(source, forms["custom_rm_path"])
-    for chooser in functions.get("buffer_filter_path", ()):
-        for source in functions.get("data_source_path", ()):
-            definition = _definition(source, forms["data_source_path"])
-            if definition is not None and definition.is_whole:
-                raise unbuffered(chooser, source, f"{definition.name} has no buffer to choose from")
-
-
-def unbuffered(chooser: FunctionSource, source: FunctionSource, why: str) -> PluginError:
-    """The error for a data source that never calls the function of ``buffer_filter_path``."""
-    return PluginError(
-        f"{chooser} has no effect with {source}: {why}. Leave one of the two out, or derive the class from "
-        "slime.rollout.data_source.RolloutDataSourceWithBuffer, without a buffer_filter."
-    )
-
-
-def _definition(source: FunctionSource, forms: Sequence[Form]) -> Definition | None:
-    """Return the function or class that ``source`` names, read from its text; None: the text does not show it."""
-    text, name = chosen_text(source, forms)
-    return None if text is None or name is None else definitions(text, source.path).get(name)
-
-
-def _refuse_missing_model(source: FunctionSource, forms: Sequence[Form]) -> None:
-    found = _definition(source, forms)
-    parameter = None if found is None or found.methods is None else found.signature.parameters.get("model_path")
-    if found is not None and parameter is not None and parameter.default is parameter.empty:
-        raise PluginError(
-            f"{source}: {found.name} is built with model_path, and the run gives no model. Add --rm-model-path FOLDER, "
-            "or give the parameter a default."
-        )
-
-
-def rollout_forms(*, group_rm: bool) -> dict[str, Sequence[Form]]:
-    """Return setting -> the forms that its function may have in this run, the preferred one first."""
-    first, *others = (_REWARDS, _REWARDS_AS_SAMPLE) if group_rm else (_ONE_REWARD, _REWARDS)
-    return {**_FORMS, "custom_rm_path": (replace(first, is_preferred=True), *others, _REWARD_CLASS)}
+def forms_of(*, group_rm: bool) -> dict[str, Sequence[Form]]:
+    """Return path setting -> the accepted forms of its function, the preferred one first."""
+    first, *others = (_REWARDS, _REWARDS_AS_SAMPLE) if group_rm else (_SAMPLE_REWARD, _REWARDS)
+    rewards = (replace(first, is_preferred=True), *others, _REWARD_CLASS)
+    return {**_SAMPLING, **TRAINING, "custom_rm_path": rewards}

@@ -12,13 +12,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from slime_compat.calling import call
-from slime_compat.check import load_checked
+from slime_compat.calling import call_async
 from slime_compat.conversation import Call, sampling_fields
-from slime_compat.forms import rollout_forms
 from slime_compat.inside import CALL
-from slime_compat.options import PathOptions
-from slime_compat.views import as_in_slime, originals, render, restore
+from slime_compat.paths import PathOptions
+from slime_compat.views import as_in_slime, flattened, originals, render, restore
 from slime_core.errors import EngineError, PluginError, RequestRefused
 from slime_core.generation import GenerateContext, Parents, SamplingParams
 from slime_core.types import PromptGroup, Sample, Status, tools_of
@@ -62,11 +60,11 @@ class PathGenerate:
 
     def __init__(self, options: PathOptions) -> None:
         plan = options.plan
-        self._loaded = load_checked(options, "custom_generate_function_path", rollout_forms(group_rm=options.group_rm))
+        self._function = options.function("custom_generate_function_path")
         self._args = options.arguments
-        self._takes_one = "sample" in self._loaded.form.passed
+        self._takes_sample = "sample" in self._function.form.passed
         at_once = int(options.arguments.sglang_server_concurrency) * plan.num_engines
-        size = 1 if self._takes_one else plan.n_samples_per_prompt
+        size = 1 if self._takes_sample else plan.n_samples_per_prompt
         self._room = asyncio.Semaphore(max(1, at_once // size))
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
@@ -78,9 +76,9 @@ class PathGenerate:
         """
         router = urlsplit(context.client.url)
         self._args.sglang_router_ip, self._args.sglang_router_port = router.hostname, router.port
-        parts = [[sample] for sample in samples] if self._takes_one else [samples]
-        made = await asyncio.gather(*(self._part(context, part, sampling) for part in parts))
-        return [sample for part in made for sample in part]
+        parts = [[sample] for sample in samples] if self._takes_sample else [samples]
+        finished = await asyncio.gather(*(self._part(context, part, sampling) for part in parts))
+        return [sample for part in finished for sample in part]
 
     async def _part(self, context: GenerateContext, part: list[Sample], sampling: SamplingParams) -> list[Sample]:
         parents = Parents.of(part)
@@ -107,14 +105,14 @@ class PathGenerate:
         return self._finished(samples, parents, inside, evaluation=context.evaluation)
 
     async def _called(self, part: list[Sample], sampling: SamplingParams, *, evaluation: bool) -> Any:
-        named = self._loaded.named(evaluation=evaluation)
-        if self._takes_one:
-            return await call(self._loaded, self._args, part[0], sampling_fields(sampling), **named)
-        return await call(self._loaded, self._args, part, **named)
+        named = self._function.named(evaluation=evaluation)
+        if self._takes_sample:
+            return await call_async(self._function, self._args, part[0], sampling_fields(sampling), **named)
+        return await call_async(self._function, self._args, part, **named)
 
     def _finished(self, samples: list[Sample], parents: Parents, inside: Call, *, evaluation: bool) -> list[Sample]:
         """Check the samples that the function returned, and set their group."""
-        if self._takes_one:
+        if self._takes_sample:
             self._share_rollout(samples, parents.numbers[0])
         self._fill(samples, inside)
         parents.adopt(samples)
@@ -123,17 +121,16 @@ class PathGenerate:
                 sample.status = Status.COMPLETED
             mistake = None if evaluation or sample.status in UNFINISHED else _incomplete(sample)
             if mistake is not None:
-                raise PluginError(f"{self._loaded.source}: sample {sample.index} came back {mistake}")
+                raise PluginError(f"{self._function}: sample {sample.index} came back {mistake}")
         return samples
 
     def _samples(self, returned: Any) -> list[Sample]:
-        found = returned if isinstance(returned, list | tuple) else [returned]
-        flat = [one for entry in found for one in (entry if isinstance(entry, list | tuple) else [entry])]
-        wrong = [one for one in flat if not isinstance(one, Sample)]
-        if wrong or not flat:
-            kind = f"{type(wrong[0]).__module__}.{type(wrong[0]).__qualname__}" if wrong else "no sample"
+        flat = flattened(returned)
+        others = [entry for entry in flat if not isinstance(entry, Sample)]
+        if others or not flat:
+            kind = f"{type(others[0]).__module__}.{type(others[0]).__qualname__}" if others else "no sample"
             raise PluginError(
-                f"{self._loaded.source}: it returned {kind}; accepted: a slime_core.Sample, or a list of them. Return "
+                f"{self._function}: it returned {kind}; accepted: a slime_core.Sample, or a list of them. Return "
                 "the sample that was passed, filled; code for slime imports Sample from slime_core."
             )
         return flat
@@ -143,7 +140,7 @@ class PathGenerate:
         ids = {sample.rollout_id for sample in samples}
         if len(ids) > 1:
             raise PluginError(
-                f"{self._loaded.source}: for sample {parent} it returned {len(samples)} samples with the rollout "
+                f"{self._function}: for sample {parent} it returned {len(samples)} samples with the rollout "
                 f"ids {sorted(map(str, ids))}; siblings share one. Give all of them the same rollout_id, or none."
             )
         if len(samples) > 1 and ids == {None}:
@@ -152,20 +149,20 @@ class PathGenerate:
 
     def _fill(self, samples: Sequence[Sample], inside: Call) -> None:
         """Fill samples that the function left without tokens from their conversations."""
-        left = [one for one in inside.trajectories if one.answers]
+        unused = [trajectory for trajectory in inside.trajectories if trajectory.answers]
         for sample in samples:
-            if sample.response_length or not left or sample.status in UNFINISHED:
+            if sample.response_length or not unused or sample.status in UNFINISHED:
                 continue
-            fitting = [one for one in left if not sample.response or one.is_in(sample.response)]
-            if not fitting or (len(samples) == 1 and len(left) > 1):
+            fitting = [entry for entry in unused if not sample.response or entry.is_in(sample.response)]
+            if not fitting or (len(samples) == 1 and len(unused) > 1):
                 raise PluginError(
-                    f"{self._loaded.source}: sample {sample.index} came back without tokens, and it could be any of "
-                    f"{len(left)} conversations of generate_single; start one conversation for each sample and "
+                    f"{self._function}: sample {sample.index} came back without tokens, and it could be any of "
+                    f"{len(unused)} conversations of generate_single; start one conversation for each sample and "
                     "continue it with what generate_single returned, or set tokens, response_length and "
                     "rollout_log_probs."
                 )
             fitting[0].fill(sample, inside.tokenizer)
-            left.remove(fitting[0])
+            unused.remove(fitting[0])
 
 
 def _is_unreached(failure: BaseException | None) -> bool:

@@ -20,11 +20,8 @@ from typing import Any
 import torch
 
 from slime_compat.batches import refuse_no_gradient, response_lengths, split, total_lengths
-from slime_compat.check import load_checked
-from slime_compat.options import PathOptions
-from slime_compat.training import TRAINING_FORMS
+from slime_compat.paths import PathOptions
 from slime_core import boundary
-from slime_core.errors import PluginError
 from slime_core.provisional import MicroBatch
 
 __all__ = ["CustomLoss", "get_log_probs_and_entropy"]
@@ -36,9 +33,7 @@ class CustomLoss:
     """A :class:`slime_core.provisional.LogitsLoss` around a function of slime's signature."""
 
     def __init__(self, options: PathOptions) -> None:
-        loaded = load_checked(options, SETTING, TRAINING_FORMS)
-        self._source = loaded.source
-        self._function = loaded.function
+        self._function = options.function(SETTING)
         self._args = options.arguments
 
     def __call__(self, logits_1TV: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
@@ -50,18 +45,14 @@ class CustomLoss:
         if not micro.scale:
             return logits_1TV[:, :0].float().sum(), {}
         batch, reduce = _batch(micro), _sum_of_sample_mean(micro)
-        with boundary(self._source, "calling it", locate=True):
-            found = self._function(self._args, batch, logits_1TV, reduce)
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
-            raise PluginError(
-                f"{self._source}: it returned a {type(found).__name__}; accepted: a tuple of the loss and a dict of "
-                "metrics."
-            )
-        loss, metrics = refuse_no_gradient(self._source, found[0]), found[1]
+        returned = self._function(self._args, batch, logits_1TV, reduce)
+        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+            raise self._function.refused(returned, "a tuple of the loss and a dict of metrics")
+        loss, metrics = refuse_no_gradient(self._function, returned[0]), returned[1]
         return loss * micro.scale, {name: self._number(name, value, micro) for name, value in metrics.items()}
 
     def _number(self, name: str, value: Any, micro: MicroBatch) -> torch.Tensor:
-        with boundary(self._source, f"reading metric {name!r} as one number"):
+        with boundary(self._function, f"reading metric {name!r} as one number"):
             number = torch.as_tensor(value, dtype=torch.float32, device=micro.mask_U.device).detach()
             return number.reshape(()) * micro.scale
 
@@ -135,6 +126,8 @@ def get_log_probs_and_entropy(
         group=parallel_state.get_tensor_model_parallel_group(),
         with_entropy=with_entropy,
     )
-    found = {"entropy": entropy_U, "log_probs": log_probs_U}
+    columns = {"entropy": entropy_U, "log_probs": log_probs_U}
     lengths = list(response_lengths)
-    return logits.new_empty(0), {name: list(of.split(lengths)) for name, of in found.items() if of is not None}
+    return logits.new_empty(0), {
+        name: list(values_U.split(lengths)) for name, values_U in columns.items() if values_U is not None
+    }

@@ -5,32 +5,28 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from slime_compat.options import CompatOptions, PathOptions
-from slime_core.types import Sample, Status
+from slime_core.types import JsonValue, Sample, Status
 
 __all__ = ["rollout_metrics"]
 
 PERCENTILES = (25, 50, 75, 100)
 
 
-def rollout_metrics(samples: Sequence[Sample], options: CompatOptions | PathOptions) -> dict[str, float]:
-    """Return the metrics that ``options`` selects, over generated samples with a response."""
-    if isinstance(options, CompatOptions):  # the run selects no such metrics
-        return {}
-    settings = options.plan.settings
+def rollout_metrics(samples: Sequence[Sample], settings: Mapping[str, JsonValue]) -> dict[str, float]:
+    """Return the metrics that the run's ``settings`` select, over generated samples with a response."""
     answered = [sample for sample in samples if sample.response_length]
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if settings.get("compat.log_multi_turn"):
-        found |= dict(_turns(answered))
+        metrics |= dict(_turns(answered))
     if category := settings.get("compat.log_reward_category"):
-        found |= _categories(answered, str(category))
+        metrics |= _categories(answered, str(category))
     if settings.get("compat.log_correct_samples"):
         key = settings.get("reward_key")
-        found |= dict(_correct(answered, None if key is None else str(key)))
-    return found
+        metrics |= dict(_correct(answered, None if key is None else str(key)))
+    return metrics
 
 
 def _turns(samples: Sequence[Sample]) -> Iterator[tuple[str, float]]:
@@ -64,8 +60,8 @@ def _rounds(sample: Sample) -> int:
 def _categories(samples: Sequence[Sample], key: str) -> dict[str, float]:
     """Return the fraction of each value of the named reward, or of the row's metadata."""
     rewards = [sample.reward if isinstance(sample.reward, dict) else {} for sample in samples]
-    found = [one.get(key, sample.metadata.get(key)) for one, sample in zip(rewards, samples, strict=True)]
-    counts = Counter(str(value) for value in found if value is not None)
+    values = [reward.get(key, sample.metadata.get(key)) for reward, sample in zip(rewards, samples, strict=True)]
+    counts = Counter(str(value) for value in values if value is not None)
     return {f"rollout/error_cat/{value}": count / len(samples) for value, count in counts.items()}
 
 
@@ -78,7 +74,7 @@ def _correct(samples: Sequence[Sample], key: str | None) -> Iterator[tuple[str, 
     lengths = sorted(sample.response_length for sample in correct)
     for percent in PERCENTILES:
         yield f"rollout/correct_length/p{percent}", float(lengths[-(-len(lengths) * percent // 100) - 1])
-    surprises = [-statistics.fmean(found) for sample in correct if (found := _trained_log_probs(sample))]
+    surprises = [-statistics.fmean(log_probs) for sample in correct if (log_probs := _trained_log_probs(sample))]
     if surprises:
         yield "rollout/correct_entropy", statistics.fmean(surprises)
 
@@ -86,4 +82,4 @@ def _correct(samples: Sequence[Sample], key: str | None) -> Iterator[tuple[str, 
 def _trained_log_probs(sample: Sample) -> list[float]:
     log_probs = list(sample.rollout_log_probs or ())
     mask = [1] * len(log_probs) if sample.loss_mask is None else sample.loss_mask
-    return [one for one, trains in zip(log_probs, mask, strict=True) if trains]
+    return [log_prob for log_prob, trains in zip(log_probs, mask, strict=True) if trains]

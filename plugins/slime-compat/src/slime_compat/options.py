@@ -1,30 +1,20 @@
-"""slime's function paths as settings, and the record that adapters get: the settings and the code that they name."""
+"""slime's function paths as settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from slime_compat.arguments import slime_arguments
 from slime_compat.names import advice_for
 from slime_core import Conflicts, Flag, NamesCode, Needs, PluginOptions, Provides, RunPlan
-from slime_core.errors import ConfigError, PluginError
-from slime_core.provisional import DerivedSetting, FunctionSource, Once, load_function
+from slime_core.provisional import DerivedSetting, Once
 from slime_core.types import JsonValue
 
-if TYPE_CHECKING:
-    from slime_compat.rollout import PathFunctions
-    from slime_compat.weights import PostWrite
-    from slime_core.generation import Encoder
-
-__all__ = ["LOG_FLAGS", "CompatOptions", "PathOptions", "read_extra", "selected", "weight_transport"]
+__all__ = ["CompatOptions", "selected", "weight_transport"]
 
 SECTION = "custom"
 """The TOML section that older files use for these settings."""
@@ -272,14 +262,6 @@ class CompatOptions(PluginOptions):
     ] = None
     """fn(args, version_dir, rollout_engines): called on every rank if weights travel as files. None: none."""
 
-    def source(self, setting: str) -> FunctionSource:
-        """Raise: these are the options of a run that names no functions.
-
-        Raises:
-            PluginError: always; a run that names functions has :class:`PathOptions` instead.
-        """
-        raise PluginError(f"--{setting.replace('_', '-')} was not given, and its component is used by name")
-
 
 STANDS_IN_FOR = {
     "rollout_function_path": "rollout_source",
@@ -291,9 +273,6 @@ STANDS_IN_FOR = {
 }
 """Path setting -> the core's setting that selects a component. Each path setting has a component of the same name, and
 a run that gives the path selects it."""
-
-LOG_FLAGS = ("log_multi_turn", "log_reward_category", "log_correct_samples")
-"""The options that select slime's metrics."""
 
 TRANSFORMS = ("dynamic_sampling_filter_path", "rollout_sample_filter_path")
 """Path settings whose components come last in ``sample_transforms``."""
@@ -324,106 +303,3 @@ def weight_transport(plan: RunPlan) -> JsonValue:
     if plan.settings["colocate"] is not True:
         return "distributed"
     return "tensor" if plan.settings["actor_num_nodes"] == 1 else "disk"
-
-
-@dataclass(frozen=True)
-class PathOptions:
-    """Options of adapters and hooks in a run that names functions by path.
-
-    Arguments:
-        plan: the run, with all its settings.
-        sources: path setting -> its functions, in order.
-        extra: entries of ``custom_config_path``.
-        derived: entries of ``args`` that the sampler adds, for the processes that it starts.
-        encoder: of training prompts, in the sampler; None: elsewhere.
-    """
-
-    plan: RunPlan
-    sources: Mapping[str, tuple[FunctionSource, ...]]
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    derived: dict[str, Any] = field(default_factory=dict)
-    encoder: Encoder | None = None
-
-    def __getstate__(self) -> dict[Any, Any]:
-        # Without the cached properties: each process creates its own args, which functions and adapters may change.
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "encoder"}
-
-    @cached_property
-    def arguments(self) -> SimpleNamespace:
-        """The ``args`` that all functions of this process share, including their changes to it."""
-        return slime_arguments(self.plan, self.extra, **self.derived)
-
-    @property
-    def group_rm(self) -> bool:
-        """True: a reward function is called once with all samples of a group."""
-        return self.plan.settings.get("compat.group_rm") is True
-
-    @property
-    def disable_rewards_normalization(self) -> bool:
-        """True: rewards are used as advantages."""
-        return self.plan.settings.get("compat.disable_rewards_normalization") is True
-
-    @cached_property
-    def rollout_functions(self) -> PathFunctions:
-        """The functions of this process that handle whole rollouts.
-
-        Raises:
-            PluginError: a function cannot be imported or called.
-        """
-        from slime_compat.rollout import PathFunctions
-
-        return PathFunctions(self)
-
-    @cached_property
-    def post_write(self) -> PostWrite | None:
-        """The function that is called after weights are written; None: the run names none.
-
-        Raises:
-            PluginError: the function cannot be imported or called.
-        """
-        from slime_compat.weights import SETTING, PostWrite
-
-        return PostWrite(self) if SETTING in self.sources else None
-
-    def load(self, setting: str, *, fits: Callable[[Any], bool] = callable) -> Any:
-        """Import the function that ``setting`` names, in this process.
-
-        Raises:
-            PluginError: see :func:`slime_core.provisional.load_function`.
-        """
-        from slime_compat.names import provided
-
-        with provided(self.sources[setting][0]):
-            return load_function(self.sources[setting][0], fits=fits)
-
-    def source(self, setting: str) -> FunctionSource:
-        """Return the source of the function of ``setting``; raises PluginError if the run does not give it."""
-        if setting not in self.sources:
-            raise PluginError(f"--{setting.replace('_', '-')} was not given, and its component is used by name")
-        return self.sources[setting][0]
-
-
-def read_extra(path: Path | None, plan: RunPlan) -> dict[str, Any]:
-    """Read the entries of a YAML file, for ``args``; empty if ``path`` is None.
-
-    Raises:
-        ConfigError: the file is missing or not a table, or an entry has the name of a setting.
-    """
-    if path is None:
-        return {}
-    import yaml
-
-    flag = f"--custom-config-path {path}"
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{flag}: cannot be read: {error}. Give a YAML file of names and values.") from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"{flag}: found {type(found).__name__}; accepted: a table of names and values.")
-    known = {name.removeprefix("compat.") for name in plan.settings}
-    taken = sorted(found.keys() & known)
-    if taken:
-        raise ConfigError(
-            f"{flag}: {', '.join(taken)} are settings of the run; give them as flags or in --config FILE."
-        )
-    return found

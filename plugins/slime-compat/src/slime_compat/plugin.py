@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from slime_core import Registration, hookimpl
 
 if TYPE_CHECKING:
-    from slime_compat.options import CompatOptions, PathOptions
+    from slime_compat.options import CompatOptions
+    from slime_compat.paths import PathOptions
     from slime_core import DataSource, EvalSamples, ModelSpec, RunPlan, TrainStep
     from slime_core.generation import GenerateContext
     from slime_core.provisional import (
@@ -78,12 +79,10 @@ def slime_settings(options: CompatOptions, settings: Mapping[str, JsonValue]) ->
 
 @hookimpl
 def slime_check(plan: RunPlan, options: CompatOptions, code: Mapping[str, Sequence[FunctionSource]]) -> Iterator[str]:
-    from slime_compat.forms import check_rollout_functions
+    from slime_compat.check import check_functions
     from slime_compat.options import weight_transport
-    from slime_compat.training import check_training_functions
 
-    check_rollout_functions(code, group_rm=options.group_rm, has_model=options.rm_model_path is not None)
-    check_training_functions(code)
+    check_functions(code, group_rm=options.group_rm, has_model=options.rm_model_path is not None)
     if options.custom_config_path is not None and not code:
         yield f"custom_config_path = {options.custom_config_path} has no effect: no function is named by path"
     if "custom_tis_function_path" in code and plan.settings.get("offpolicy.use_tis") is True:
@@ -106,149 +105,122 @@ def slime_check(plan: RunPlan, options: CompatOptions, code: Mapping[str, Sequen
 
 
 @hookimpl
-def slime_prepare(
-    plan: RunPlan, options: CompatOptions, code: Mapping[str, Sequence[FunctionSource]]
-) -> CompatOptions | PathOptions:
-    from slime_compat.options import LOG_FLAGS, PathOptions, read_extra
+def slime_prepare(plan: RunPlan, options: CompatOptions, code: Mapping[str, Sequence[FunctionSource]]) -> PathOptions:
+    from slime_compat.paths import PathOptions, read_extra
 
-    if not code and not any(getattr(options, name) for name in LOG_FLAGS):
-        return options
-    extra = read_extra(options.custom_config_path, plan)
-    return PathOptions(plan=plan, sources={name: tuple(functions) for name, functions in code.items()}, extra=extra)
+    sources = {name: tuple(functions) for name, functions in code.items()}
+    return PathOptions(plan=plan, sources=sources, extra=read_extra(options.custom_config_path, plan))
 
 
 # --- In the sampler: the functions that see whole rollouts -----------------------------------------------------------
 
 
-def _with_functions(options: CompatOptions | PathOptions) -> PathOptions | None:
-    """Return the options of a run that names functions or selects slime's metrics; None for other runs."""
-    from slime_compat.options import PathOptions
+@hookimpl
+def slime_sampler_start(sampler: SamplerInfo, options: PathOptions) -> None:
+    from slime_compat import rollout
 
-    return options if isinstance(options, PathOptions) else None
+    rollout.start(options, sampler)
 
 
 @hookimpl
-def slime_sampler_start(sampler: SamplerInfo, options: CompatOptions | PathOptions) -> None:
-    if (paths := _with_functions(options)) is not None:
-        from slime_compat.rollout import reach
+async def slime_after_generate(sample: Sample, context: GenerateContext, options: PathOptions) -> Sample | None:
+    from slime_compat import rollout
 
-        reach(paths, sampler)
-        _ = paths.rollout_functions  # refuses functions that cannot be called, before anything is loaded
+    return await rollout.generated(options, sample, context)
 
 
 @hookimpl
-async def slime_after_generate(
-    sample: Sample, context: GenerateContext, options: CompatOptions | PathOptions
-) -> Sample | None:
-    # Even if no hook is named: a reward function reads the rendered prompt in another process.
-    paths = _with_functions(options)
-    return None if paths is None else await paths.rollout_functions.generated(sample, context)
+def slime_after_collect(groups: list[PromptGroup], prompts: DataSource, options: PathOptions) -> None:
+    from slime_compat import rollout
+
+    rollout.collected(options, groups, prompts)
 
 
 @hookimpl
-def slime_after_collect(groups: list[PromptGroup], prompts: DataSource, options: CompatOptions | PathOptions) -> None:
-    if (paths := _with_functions(options)) is not None:
-        paths.rollout_functions.collected(groups, prompts)
+def slime_before_shards(samples: list[Sample], options: PathOptions) -> TrainSamples | None:
+    from slime_compat import rollout
 
-
-@hookimpl
-def slime_before_shards(samples: list[Sample], options: CompatOptions | PathOptions) -> TrainSamples | None:
-    paths = _with_functions(options)
-    replaced = None if paths is None else paths.rollout_functions.trained(samples)
-    if replaced is None and options.disable_rewards_normalization:
-        from slime_core.provisional import TrainSamples
-
-        return TrainSamples(samples, rewards_are_advantages=True)
-    return replaced
+    return rollout.trained(options, samples)
 
 
 @hookimpl
 def slime_log_rollout(
-    rollout: int, samples: list[Sample], metrics: dict[str, float], seconds: float, options: CompatOptions | PathOptions
-) -> bool | None:
-    if (paths := _with_functions(options)) is None:
-        return None
-    from slime_compat.metrics import rollout_metrics
+    rollout: int, samples: list[Sample], metrics: dict[str, float], seconds: float, options: PathOptions
+) -> bool:
+    from slime_compat.rollout import log
 
-    metrics |= rollout_metrics(samples, paths)
-    return paths.rollout_functions.log(rollout, samples, metrics, seconds)
+    return log(options, rollout, samples, metrics, seconds)
 
 
 @hookimpl
-async def slime_evaluate(
-    step: int, prompts: DataSource | None, options: CompatOptions | PathOptions
-) -> Mapping[str, float] | None:
-    paths = _with_functions(options)
-    return None if paths is None else await paths.rollout_functions.evaluation(step, prompts)
+async def slime_evaluate(step: int, prompts: DataSource | None, options: PathOptions) -> Mapping[str, float] | None:
+    from slime_compat import rollout
+
+    return await rollout.evaluated(options, step, prompts)
 
 
 @hookimpl
 def slime_log_evaluation(
-    step: int, sets: Mapping[str, EvalSamples], metrics: dict[str, float], options: CompatOptions | PathOptions
-) -> bool | None:
-    paths = _with_functions(options)
-    return None if paths is None else paths.rollout_functions.log_evaluation(step, sets, metrics)
+    step: int, sets: Mapping[str, EvalSamples], metrics: dict[str, float], options: PathOptions
+) -> bool:
+    from slime_compat import rollout
+
+    return rollout.log_evaluation(options, step, sets, metrics)
 
 
 # --- In the learner: the functions around Megatron, and the one between writing weights and reading them -------------
 
 
 @hookimpl
-def slime_after_weight_write(
-    folder: Path | None, engine_urls: Sequence[str], options: CompatOptions | PathOptions
-) -> None:
-    if (paths := _with_functions(options)) is not None and paths.post_write is not None:
-        paths.post_write(folder, engine_urls)
+def slime_after_weight_write(folder: Path | None, engine_urls: Sequence[str], options: PathOptions) -> None:
+    from slime_compat import learner
+
+    learner.after_weight_write(options, folder, engine_urls)
 
 
 @hookimpl
-def slime_learner_start(learner: LearnerInfo, options: CompatOptions | PathOptions) -> None:
-    if (paths := _with_functions(options)) is not None:
-        from slime_compat import megatron, training
+def slime_learner_start(learner: LearnerInfo, options: PathOptions) -> None:
+    from slime_compat.learner import learner_start
 
-        training.check(paths)
-        megatron.learner_start(paths, learner)
+    learner_start(options, learner)
 
 
 @hookimpl
-def slime_model_spec(spec: ModelSpec, options: CompatOptions | PathOptions) -> None:
-    if (paths := _with_functions(options)) is not None:
-        from slime_compat import model
+def slime_model_spec(spec: ModelSpec, options: PathOptions) -> None:
+    from slime_compat import model
 
-        model.change(paths, spec)
-
-
-@hookimpl
-def slime_loss_parts(options: CompatOptions | PathOptions) -> LossParts | None:
-    if (paths := _with_functions(options)) is None:
-        return None
-    from slime_compat import parts
-
-    return parts.loss_parts(paths)
+    model.change(options, spec)
 
 
 @hookimpl
-def slime_before_training(
-    shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]], options: CompatOptions | PathOptions
-) -> None:
-    paths = _with_functions(options)
-    if paths is not None and "rollout_data_postprocess_path" in paths.sources:
-        from slime_compat.columns import Postprocess
+def slime_loss_parts(options: PathOptions) -> LossParts:
+    from slime_compat import correction, loss, reducer
+    from slime_core.provisional import LossParts
 
-        Postprocess(paths)(shard, steps)
-
-
-@hookimpl
-def slime_before_log_probs(role: str, learner: LearnerInfo, options: CompatOptions | PathOptions) -> None:
-    if (paths := _with_functions(options)) is not None:
-        from slime_compat import megatron
-
-        megatron.before_log_probs(paths, learner, role)
+    return LossParts(
+        of_logits=loss.CustomLoss(options) if loss.SETTING in options.sources else None,
+        correct=correction.CustomCorrection(options) if correction.SETTING in options.sources else None,
+        reduce=reducer.CustomReducer(options) if reducer.SETTING in options.sources else None,
+    )
 
 
 @hookimpl
-def slime_before_train_step(step: TrainStep, options: CompatOptions | PathOptions) -> None:
-    if (paths := _with_functions(options)) is not None:
-        from slime_compat import megatron
+def slime_before_training(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]], options: PathOptions) -> None:
+    from slime_compat import columns
 
-        megatron.before_train_step(paths, step)
+    if columns.SETTING in options.sources:
+        columns.Postprocess(options)(shard, steps)
+
+
+@hookimpl
+def slime_before_log_probs(role: str, learner: LearnerInfo, options: PathOptions) -> None:
+    from slime_compat.learner import before_log_probs
+
+    before_log_probs(options, learner, role)
+
+
+@hookimpl
+def slime_before_train_step(step: TrainStep, options: PathOptions) -> None:
+    from slime_compat.learner import before_train_step
+
+    before_train_step(options, step)

@@ -10,11 +10,7 @@ from __future__ import annotations
 import torch
 
 from slime_compat.batches import refuse_no_gradient, response_lengths, split, total_lengths
-from slime_compat.check import load_checked
-from slime_compat.options import PathOptions
-from slime_compat.training import TRAINING_FORMS
-from slime_core import boundary
-from slime_core.errors import PluginError
+from slime_compat.paths import PathOptions
 from slime_core.provisional import MicroBatch
 
 __all__ = ["CustomReducer"]
@@ -26,9 +22,7 @@ class CustomReducer:
     """A :class:`slime_core.provisional.LossReducer` around a function of slime's signature."""
 
     def __init__(self, options: PathOptions) -> None:
-        loaded = load_checked(options, SETTING, TRAINING_FORMS)
-        self._source = loaded.source
-        self._function = loaded.function
+        self._function = options.function(SETTING)
         self._per_token = options.plan.settings.get("calculate_per_token_loss") is True
 
     def __call__(self, loss_U: torch.Tensor, mask_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
@@ -40,13 +34,9 @@ class CustomReducer:
         if not micro.scale:
             return loss_U[:0].sum()
         trained_U = loss_U.where(mask_U != 0, 0.0)
-        with boundary(self._source, "calling it", locate=True):
-            reduce = self._function(
-                total_lengths(micro), response_lengths(micro), split(mask_U, micro), self._per_token
-            )
+        reduce = self._function(total_lengths(micro), response_lengths(micro), split(mask_U, micro), self._per_token)
         if not callable(reduce):
-            found = type(reduce).__name__
-            raise PluginError(f"{self._source}: it returned a {found}; accepted: a function of the tokens' losses.")
-        with boundary(self._source, "calling what it returned", locate=True):
+            raise self._function.refused(reduce, "a function of the tokens' losses")
+        with self._function.blamed("calling its reducer"):
             value = reduce(trained_U)
-        return refuse_no_gradient(self._source, value) * micro.scale
+        return refuse_no_gradient(self._function, value) * micro.scale

@@ -8,12 +8,10 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime_compat.calling import blamed, call
-from slime_compat.check import Loaded, load_checked
-from slime_compat.forms import rollout_forms
-from slime_compat.options import PathOptions
+from slime_compat.calling import PathFunction, call_async, scalar
+from slime_compat.paths import PathOptions
 from slime_compat.views import as_in_slime
-from slime_core.errors import PluginError, SlimeError
+from slime_core.errors import SlimeError
 from slime_core.types import Sample
 
 __all__ = ["PathReward"]
@@ -37,10 +35,10 @@ class PathReward:
     """
 
     def __init__(self, options: PathOptions) -> None:
-        self._loaded = load_checked(options, "custom_rm_path", rollout_forms(group_rm=options.group_rm))
+        self._function = options.function("custom_rm_path")
         self._args = options.arguments
-        self.scores_each = self._loaded.form.passed == ("args", "sample") and not options.group_rm
-        self._scorer = _made(self._loaded, options) if self._loaded.form.methods else None
+        self.scores_each = self._function.form.passed == ("args", "sample") and not options.group_rm
+        self._scorer = _scorer(self._function, options) if self._function.form.methods else None
         self._turn = asyncio.Lock()
 
     async def score(self, samples: Sequence[Sample]) -> Sequence[Reward | str]:
@@ -53,72 +51,57 @@ class PathReward:
             return []
         with as_in_slime(samples):
             if self.scores_each:
-                return await self._one_by_one(samples)
-            found = _as_list(await self._rewards(list(samples)), len(samples), self._loaded)
-        return [_reward(value, sample, self._loaded) for value, sample in zip(found, samples, strict=True)]
+                return await self._each(samples)
+            rewards = _as_list(await self._rewards(list(samples)), len(samples), self._function)
+        return [_reward(value, sample, self._function) for value, sample in zip(rewards, samples, strict=True)]
 
-    async def _one_by_one(self, samples: Sequence[Sample]) -> list[Reward | str]:
-        scored = await asyncio.gather(*map(self._one, samples), return_exceptions=True)
-        failures = [one for one in scored if isinstance(one, BaseException)]
-        fatal = [one for one in failures if not isinstance(one, SlimeError)]
+    async def _each(self, samples: Sequence[Sample]) -> list[Reward | str]:
+        scored = await asyncio.gather(*map(self._reward, samples), return_exceptions=True)
+        failures = [reward for reward in scored if isinstance(reward, BaseException)]
+        fatal = [failure for failure in failures if not isinstance(failure, SlimeError)]
         if fatal or len(failures) == len(samples):
             raise [*fatal, *failures][0]
         # Rewards leave the process as JSON; the core recognises a text as a failure and shows it.
-        return [str(one) if isinstance(one, BaseException) else one for one in scored]
+        return [str(reward) if isinstance(reward, BaseException) else reward for reward in scored]
 
-    async def _one(self, sample: Sample) -> Reward:
-        return _reward(await call(self._loaded, self._args, sample), sample, self._loaded)
+    async def _reward(self, sample: Sample) -> Reward:
+        return _reward(await call_async(self._function, self._args, sample), sample, self._function)
 
     async def _rewards(self, samples: list[Sample]) -> Any:
         if self._scorer is None:
-            return await call(self._loaded, self._args, samples)
-        prompts, responses = [one.prompt for one in samples], [one.response for one in samples]
-        labels = {"labels": [one.label for one in samples]} if _takes_labels(self._scorer) else {}
+            return await call_async(self._function, self._args, samples)
+        compute = self._scorer.compute_reward
+        takes_labels = "labels" in inspect.signature(compute).parameters
+        labels = {"labels": [sample.label for sample in samples]} if takes_labels else {}
+        prompts, responses = [sample.prompt for sample in samples], [sample.response for sample in samples]
         async with self._turn:
-            return await call(self._loaded, prompts, responses, function=self._scorer.compute_reward, **labels)
+            return await call_async(self._function, prompts, responses, function=compute, **labels)
 
 
-def _made(loaded: Loaded, options: PathOptions) -> Any:
+def _scorer(function: PathFunction, options: PathOptions) -> Any:
     path = options.plan.settings.get("compat.rm_model_path")
-    with blamed(loaded.source, "making the class"):
-        return loaded.function(**loaded.named(args=options.arguments, model_path=path))
+    with function.blamed("creating the class"):
+        return function.function(**function.named(args=options.arguments, model_path=path))
 
 
-def _takes_labels(scorer: Any) -> bool:
-    return "labels" in inspect.signature(scorer.compute_reward).parameters
-
-
-def _as_list(found: Any, count: int, loaded: Loaded) -> list[Any]:
-    values = found.tolist() if hasattr(found, "tolist") else found
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        raise PluginError(
-            f"{loaded.source}: it returned {_shown(found)} for {count} samples; accepted: a list of rewards."
-        )
-    if len(values) != count:
-        raise PluginError(
-            f"{loaded.source}: it returned {len(values)} rewards for {count} samples; accepted: one each."
-        )
+def _as_list(returned: Any, count: int, function: PathFunction) -> list[Any]:
+    values = returned.tolist() if hasattr(returned, "tolist") else returned
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != count:
+        raise function.refused(returned, f"a list of {count} rewards, one per sample")
     return list(values)
 
 
-def _reward(value: Any, sample: Sample, loaded: Loaded) -> Reward:
+def _reward(value: Any, sample: Sample, function: PathFunction) -> Reward:
     """Convert ``value`` to Python numbers; functions may return those of numpy and torch."""
     if isinstance(value, Mapping):
         return {str(name): entry for name, entry in ((n, _number(v)) for n, v in value.items()) if entry is not None}
     number = _number(value)
     if number is None:
-        raise PluginError(
-            f"{loaded.source}: it returned {_shown(value)} for sample {sample.index}; accepted: a number, or a dict of "
-            "them with --reward-key."
-        )
+        raise function.refused(value, f"a number for sample {sample.index}, or a dict of numbers with --reward-key")
     return number
 
 
 def _number(value: Any) -> float | None:
     """Return ``value`` as a float, or None: named rewards may include texts."""
-    plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    plain = scalar(value)
     return float(plain) if isinstance(plain, numbers.Real) else None
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r:.80}"

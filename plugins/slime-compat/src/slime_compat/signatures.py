@@ -27,14 +27,14 @@ class Definition:
         signature: signature of the function, or of the constructor without ``self``.
         is_async: True: it is an ``async def``.
         methods: methods of a class, by name, without ``self``; None: it is a function.
-        is_whole: False: it has base classes that the text does not show, so it may have more methods.
+        is_complete: False: it has base classes that the text does not show, so it may have more methods.
     """
 
     name: str
     signature: inspect.Signature
     is_async: bool = False
     methods: Mapping[str, Definition] | None = None
-    is_whole: bool = True
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _class(node: ast.ClassDef) -> Definition:
     functions = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
     methods = {one.name: _without_self(_function(one)) for one in functions if not one.decorator_list}
     made = methods["__init__"].signature if "__init__" in methods else inspect.Signature()
-    return Definition(node.name, made, methods=methods, is_whole=not node.bases)
+    return Definition(node.name, made, methods=methods, is_complete=not node.bases)
 
 
 def _signature(arguments: ast.arguments) -> inspect.Signature:
@@ -176,13 +176,13 @@ def _class_mistake(definition: Definition, form: Form) -> str | None:
         return "it is a function"
     for name, method in form.methods.items():
         if name not in definition.methods:
-            if definition.is_whole:
+            if definition.is_complete:
                 return f"it has no method {name}"
             continue
         wrong = mistake(definition.methods[name], method)
         if wrong is not None:
             return f"its method {name}: {wrong}"
-    return _parameter_mistake(definition.signature, form) if definition.is_whole else None
+    return _parameter_mistake(definition.signature, form) if definition.is_complete else None
 
 
 def _parameter_mistake(signature: inspect.Signature, form: Form) -> str | None:

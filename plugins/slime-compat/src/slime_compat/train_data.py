@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slime_compat.check import Loaded
+from slime_compat.calling import PathFunction, scalar
 from slime_core.errors import PluginError
 from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
 
@@ -18,23 +18,23 @@ NEEDED = ("tokens", "response_lengths", "rewards", "loss_masks")
 READ = (*NEEDED, "rollout_log_probs", "sample_indices", "rollout_ids", "truncated")
 
 
-def post_processed(loaded: Loaded, returned: Any, samples: Sequence[Sample]) -> list[Sample]:
+def post_processed(function: PathFunction, returned: Any, samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples with the second of the two lists of rewards that the function returned.
 
     Raises:
         PluginError: it returned something else than two lists of finite numbers, one per sample.
     """
     pair = returned if isinstance(returned, tuple | list) and len(returned) == 2 else (None, None)
-    raw, rewards = (_finite(one) for one in pair)
+    raw, rewards = map(_finite, pair)
     if raw is None or rewards is None or not len(raw) == len(rewards) == len(samples):
-        raise PluginError(
-            f"{loaded.source}: it returned {returned!r:.80} for {len(samples)} samples; accepted: two lists of finite "
-            "numbers, the raw rewards and those that train, one per sample."
+        count = len(samples)
+        raise function.refused(
+            returned, f"two lists of {count} finite numbers, the raw rewards and those that train, one per sample"
         )
     return [replace(sample, reward=reward) for sample, reward in zip(samples, rewards, strict=True)]
 
 
-def converted(loaded: Loaded, returned: Any, samples: Sequence[Sample]) -> list[Sample]:
+def converted(function: PathFunction, returned: Any, samples: Sequence[Sample]) -> list[Sample]:
     """Return one sample for each row of the columns that the function returned.
 
     ``tokens``, ``response_lengths``, ``rewards`` and ``loss_masks`` are required; ``rollout_log_probs``,
@@ -45,52 +45,52 @@ def converted(loaded: Loaded, returned: Any, samples: Sequence[Sample]) -> list[
         PluginError: a column is missing, columns differ in length, a row is inconsistent, or its sample is not
             determined.
     """
-    columns = _columns(loaded, returned)
+    columns = _columns(function, returned)
     rewards = _finite(columns["rewards"])
     if rewards is None:
-        raise _refusal(loaded, f"rewards {columns['rewards']!r:.60}", "finite numbers")
-    parents = _parents(loaded, columns, samples)
-    return [_row(loaded, columns, place, parent, rewards[place]) for place, parent in enumerate(parents)]
+        raise _refusal(function, f"rewards {columns['rewards']!r:.60}", "finite numbers")
+    parents = _parents(function, columns, samples)
+    return [_row(function, columns, place, parent, rewards[place]) for place, parent in enumerate(parents)]
 
 
-def _columns(loaded: Loaded, returned: Any) -> dict[str, list[Any]]:
-    given = returned if isinstance(returned, Mapping) else {}
-    plain = {str(name): _plain(column) for name, column in given.items() if hasattr(column, "__len__")}
+def _columns(function: PathFunction, returned: Any) -> dict[str, list[Any]]:
+    table = returned if isinstance(returned, Mapping) else {}
+    plain = {str(name): _plain(column) for name, column in table.items() if hasattr(column, "__len__")}
     columns = {name: column for name, column in plain.items() if isinstance(column, list)}
     missing = [name for name in NEEDED if name not in columns]
     if missing:
-        found = f"{type(returned).__name__} without {', '.join(missing)}"
-        raise _refusal(loaded, found, f"a dict of {', '.join(NEEDED)}")
+        problem = f"{type(returned).__name__} without {', '.join(missing)}"
+        raise _refusal(function, problem, f"a dict of {', '.join(NEEDED)}")
     lengths = {name: len(columns[name]) for name in columns if name in READ}
     if len(set(lengths.values())) != 1 or not lengths["tokens"]:
-        raise _refusal(loaded, f"columns of the lengths {lengths}", "one entry per sample in each, and at least one")
+        raise _refusal(function, f"columns of the lengths {lengths}", "one entry per sample in each, and at least one")
     return columns
 
 
-def _parents(loaded: Loaded, columns: Mapping[str, list[Any]], samples: Sequence[Sample]) -> list[Sample]:
+def _parents(function: PathFunction, columns: Mapping[str, list[Any]], samples: Sequence[Sample]) -> list[Sample]:
     """Return the sample of each row; siblings of a fan-out share an index, so their position or tokens decide."""
-    count, own = len(columns["tokens"]), [sample.index for sample in samples]
-    indices = columns.get("sample_indices", own)
+    count, in_order = len(columns["tokens"]), [sample.index for sample in samples]
+    indices = columns.get("sample_indices", in_order)
     siblings: dict[Any, list[Sample]] = {}
     for sample in samples:
         siblings.setdefault(sample.index, []).append(sample)
     if len(indices) != count or not all(isinstance(index, int) and index in siblings for index in indices):
         raise _refusal(
-            loaded, f"{count} rows, and sample_indices do not say which sample each comes from", "the index of each"
+            function, f"{count} rows, and sample_indices do not say which sample each comes from", "the index of each"
         )
-    if indices == own:
+    if indices == in_order:
         return list(samples)
-    return [_parent(loaded, columns, place, siblings[index]) for place, index in enumerate(indices)]
+    return [_parent(function, columns, place, siblings[index]) for place, index in enumerate(indices)]
 
 
-def _parent(loaded: Loaded, columns: Mapping[str, list[Any]], place: int, siblings: Sequence[Sample]) -> Sample:
+def _parent(function: PathFunction, columns: Mapping[str, list[Any]], place: int, siblings: Sequence[Sample]) -> Sample:
     if len(siblings) == 1:
         return siblings[0]
     tokens = _plain(columns["tokens"][place])
     fitting = [sample for sample in siblings if list(sample.tokens) == tokens]
     if len(fitting) != 1:
         raise _refusal(
-            loaded,
+            function,
             f"row {place} of sample_indices {siblings[0].index}, which {len(siblings)} samples share; its tokens are "
             f"those of {len(fitting)} of them",
             "rows with the tokens of exactly one; or a row for every sample, in their order",
@@ -98,15 +98,16 @@ def _parent(loaded: Loaded, columns: Mapping[str, list[Any]], place: int, siblin
     return fitting[0]
 
 
-def _row(loaded: Loaded, columns: Mapping[str, list[Any]], place: int, parent: Sample, reward: float) -> Sample:
-    tokens = _numbers(loaded, columns, "tokens", place)
-    mask = _numbers(loaded, columns, "loss_masks", place)
-    given = "rollout_log_probs" in columns
-    log_probs = _numbers(loaded, columns, "rollout_log_probs", place) if given else list(parent.rollout_log_probs or ())
+def _row(function: PathFunction, columns: Mapping[str, list[Any]], place: int, parent: Sample, reward: float) -> Sample:
+    tokens = _numbers(function, columns, "tokens", place)
+    mask = _numbers(function, columns, "loss_masks", place)
+    log_probs = list(parent.rollout_log_probs or ())
+    if "rollout_log_probs" in columns:
+        log_probs = _numbers(function, columns, "rollout_log_probs", place)
     length = columns["response_lengths"][place]
     if not _is_id(length) or not 0 < length < len(tokens) or len(mask) != length or len(log_probs) != length:
         raise _refusal(
-            loaded,
+            function,
             f"row {place} of {len(tokens)} tokens with response_lengths {length!r:.60}, {len(mask)} entries of "
             f"loss_masks and {len(log_probs)} of rollout_log_probs",
             "as many entries of both as the response has tokens, and a prompt before it",
@@ -126,16 +127,16 @@ def _row(loaded: Loaded, columns: Mapping[str, list[Any]], place: int, parent: S
     )
 
 
-def _numbers(loaded: Loaded, columns: Mapping[str, list[Any]], name: str, place: int) -> list[Any]:
+def _numbers(function: PathFunction, columns: Mapping[str, list[Any]], name: str, place: int) -> list[Any]:
     """Return one row of a column of lists; every entry must be valid for the column."""
     fits, accepted = ENTRIES[name]
-    found = _plain(columns[name][place])
-    if not isinstance(found, list):
-        raise _refusal(loaded, f"{found!r:.60} in row {place} of {name}", f"a list of {accepted}")
-    wrong = [one for one in found if not fits(one)]
-    if wrong:
-        raise _refusal(loaded, f"{wrong[0]!r:.60} among the {name} of row {place}", accepted)
-    return found
+    entries = _plain(columns[name][place])
+    if not isinstance(entries, list):
+        raise _refusal(function, f"{entries!r:.60} in row {place} of {name}", f"a list of {accepted}")
+    for entry in entries:
+        if not fits(entry):
+            raise _refusal(function, f"{entry!r:.60} among the {name} of row {place}", accepted)
+    return entries
 
 
 def _is_id(number: Any) -> bool:
@@ -161,17 +162,16 @@ def _finite(values: Any) -> list[float] | None:
     numbers = _plain(values)
     if not isinstance(numbers, list) or not all(map(_is_finite, numbers)):
         return None
-    return [float(one) for one in numbers]
+    return [float(number) for number in numbers]
 
 
 def _plain(values: Any) -> Any:
     """Convert tuples, arrays and tensors to lists."""
-    found = values.tolist() if hasattr(values, "tolist") else values
-    listed = list(found) if isinstance(found, Sequence) and not isinstance(found, str) else found
-    if isinstance(listed, list):
-        return [one.item() if getattr(one, "ndim", None) == 0 and hasattr(one, "item") else one for one in listed]
+    listed = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(listed, Sequence) and not isinstance(listed, str):
+        return [scalar(entry) for entry in listed]
     return listed
 
 
-def _refusal(loaded: Loaded, found: str, accepted: str) -> PluginError:
-    return PluginError(f"{loaded.source}: it returned {found}; accepted: {accepted}.")
+def _refusal(function: PathFunction, problem: str, accepted: str) -> PluginError:
+    return PluginError(f"{function}: it returned {problem}; accepted: {accepted}.")

@@ -16,7 +16,7 @@ from slime_core.generation import Encoder
 from slime_core.prompts.chat import PromptTokenizer
 from slime_core.types import JsonLabel, Prompt, Sample, tools_of
 
-__all__ = ["as_in_slime", "originals", "render", "restore"]
+__all__ = ["as_in_slime", "flattened", "originals", "render", "restore"]
 
 
 def render(samples: Sequence[Sample], encoder: Encoder | None) -> None:
@@ -67,21 +67,27 @@ def _as_text(label: Any) -> str | None:
     return JsonLabel(json.dumps(label)) if isinstance(label, dict | list) else cast("str | None", label)
 
 
+def flattened(returned: Any) -> list[Any]:
+    """Return the entries of a sample, or of a list in which a generation that fanned out may be a nested list."""
+    entries = returned if isinstance(returned, list | tuple) else [returned]
+    return [inner for entry in entries for inner in (entry if isinstance(entry, list | tuple) else [entry])]
+
+
 def originals(samples: Sequence[Sample]) -> dict[str, Prompt]:
     """Return rendered prompt -> the prompt that was rendered."""
-    return {one.prompt_text: one.prompt for one in samples if one.prompt_text is not None}
+    return {sample.prompt_text: sample.prompt for sample in samples if sample.prompt_text is not None}
 
 
-def restore(made: Sequence[Sample], given: Sequence[Sample], prompts: Mapping[str, Prompt]) -> None:
-    """Give samples that a function made from ``given`` their prompts and labels back; :func:`as_in_slime` does so for
-    ``given``.
+def restore(returned: Sequence[Sample], passed: Sequence[Sample], prompts: Mapping[str, Prompt]) -> None:
+    """Give new samples that a function returned their prompts and labels back; :func:`as_in_slime` does so for
+    ``passed``, the samples that the function got.
 
     Arguments:
-        prompts: :func:`originals` of ``given``, from before the call.
+        prompts: :func:`originals` of ``passed``, from before the call.
     """
-    known = set(map(id, given))
-    for sample in made:
-        if id(sample) in known:
+    unchanged = set(map(id, passed))
+    for sample in returned:
+        if id(sample) in unchanged:
             continue
         sample.label = _as_text(sample.label)
         if isinstance(sample.prompt, str) and sample.prompt in prompts:
