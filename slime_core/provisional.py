@@ -24,7 +24,9 @@ if _typing.TYPE_CHECKING:
         SampleTracker,
         Schedule,
         TrainSamples,
+        WrappedModel,
     )
+    from slime_core.contracts.learning import NamedTensors
     from slime_core.types import SpecInfo
     from slime_core.user_code.failures import describe
 
@@ -38,6 +40,7 @@ __all__ = [
     "LossParts",
     "LossReducer",
     "MicroBatch",
+    "NamedTensors",
     "NamesPrompts",
     "Once",
     "Optimizer",
@@ -51,11 +54,12 @@ __all__ = [
     "Schedule",
     "SpecInfo",
     "TrainSamples",
+    "WrappedModel",
     "describe",
     "load_function",
     "own_definitions",
 ]
 
-_HOMES = ("config.options", "user_code.failures", "contracts", "types", "components.functions")
+_HOMES = ("config.options", "user_code.failures", "contracts", "contracts.learning", "types", "components.functions")
 
 __getattr__ = _import_on_use(__name__, __all__, [f"slime_core.{home}" for home in _HOMES])

@@ -71,11 +71,21 @@ NOT_WEIGHTS = re.compile(r"(chained_\d+\.)?optimizer\.|rng_state|.*_extra_state"
 """Keys of tensors in a checkpoint that are not weights of the model."""
 
 
-def copy(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> StateCopy:
-    """Copy the learner's state, to write it into ``folder`` later. Collective over all ranks; writes nothing."""
+Stores = Callable[[str], bool]
+"""Returns whether a checkpoint holds the parameter or buffer with this name in a chunk."""
+
+
+def copy(
+    folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any, stores: Stores | None = None
+) -> StateCopy:
+    """Copy the learner's state, to write it into ``folder`` later. Collective over all ranks; writes nothing.
+
+    Arguments:
+        stores: None: the checkpoint holds all weights.
+    """
     gathers = _Gathers()
     with gathers.replacing_gathers_of(optimizer):
-        state = _state(chunks, optimizer, loading=False) | {"schedule": schedule.state_dict()}
+        state = _state(chunks, optimizer, loading=False, stores=stores) | {"schedule": schedule.state_dict()}
     _agree_on_steps(state["optimizer"])
     return StateCopy(state, folder, gathers)
 
@@ -317,19 +327,22 @@ class _Planner(torch_dist.MCoreSavePlanner):  # type: ignore[misc]
         return found
 
 
-def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:
+def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any, stores: Stores | None = None) -> None:
     """Load the state in ``folder`` into the learner. Collective over all ranks.
 
     The learning rate follows the settings of this run, from the step at which the checkpoint was taken.
+
+    Arguments:
+        stores: as for :func:`copy` when the checkpoint was written; other weights stay.
 
     Raises:
         CheckpointError: the folder is not such a checkpoint, or is of another model.
     """
     with _Gathers().replacing_gathers_of(optimizer):
-        state = _state(chunks, optimizer, loading=True) | {"schedule": schedule.state_dict()}
+        state = _state(chunks, optimizer, loading=True, stores=stores) | {"schedule": schedule.state_dict()}
     found = _read(state, folder)
     for key, chunk in zip(_keys(chunks), chunks, strict=True):
-        chunk.load_state_dict(found[key])
+        chunk.load_state_dict(found[key], strict=stores is None)
     optimizer.load_state_dict(_regroup(found["optimizer"], num_parts=len(optimizer.chained_optimizers)))
     _continue_schedule(schedule, optimizer, num_steps=found["schedule"]["num_steps"])
 
@@ -527,12 +540,12 @@ def _first(problem: CheckpointException) -> BaseException:
     return next(iter(problem.failures.values()))[0]
 
 
-def _state(chunks: Sequence[Any], optimizer: Any, *, loading: bool) -> dict[str, Any]:
-    model = trained = _model(chunks)
+def _state(chunks: Sequence[Any], optimizer: Any, *, loading: bool, stores: Stores | None) -> dict[str, Any]:
+    model = trained = _model(chunks, stores)
     # All ranks have to name the same tensors, so the condition is whether any rank has a frozen parameter.
     if any(_all_gather(any(not parameter.requires_grad for chunk in chunks for parameter in chunk.parameters()))):
         # A frozen layer or expert has no optimizer state, so a tensor over all of them would have holes.
-        trained = _model(chunks, non_homogeneous_layers=True, singleton_local_shards=True)
+        trained = _model(chunks, stores, non_homogeneous_layers=True, singleton_local_shards=True)
     return {**model, "optimizer": optimizer.sharded_state_dict(trained, is_loading=loading, metadata=_metadata())}
 
 
@@ -576,10 +589,13 @@ def _metadata() -> dict[str, Any]:
     }
 
 
-def _model(chunks: Sequence[Any], **changes: bool) -> dict[str, Any]:
+def _model(chunks: Sequence[Any], stores: Stores | None = None, **changes: bool) -> dict[str, Any]:
     metadata = _metadata() | changes
     # Chunk by chunk, not joined: a layer has the same name in each of them.
-    return {key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in zip(_keys(chunks), chunks, strict=True)}
+    states = [chunk.sharded_state_dict(metadata=metadata) for chunk in chunks]
+    if stores is not None:
+        states = [{name: tensor for name, tensor in state.items() if stores(name)} for state in states]
+    return dict(zip(_keys(chunks), states, strict=True))
 
 
 def _keys(chunks: Sequence[Any]) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from slime_core.types import GroupedRewards, JsonValue
 
@@ -38,7 +39,14 @@ __all__ = [
     "Segments",
     "TokenAdvantageEstimator",
     "TokenAdvantages",
+    "WrappedModel",
 ]
+
+NamedTensors: TypeAlias = Iterator[tuple[str, "torch.Tensor"]]
+"""Names and tensors."""
+
+WriteTensors: TypeAlias = Callable[[Path, Sequence[tuple[str, "torch.Tensor"]]], None]
+"""Creates a folder and writes named tensors into it."""
 
 
 class AdvantageEstimator(Protocol):
@@ -280,6 +288,34 @@ class LossParts:
     @property
     def given(self) -> frozenset[str]:
         """The names of the parts that are not the core's own."""
+        return frozenset(field.name for field in fields(self) if getattr(self, field.name) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedModel:
+    """What a plugin that wrapped the actor's model replaces; fields that are None stay as without the plugin.
+
+    Functions that return tensors are collective: all ranks iterate to the end.
+
+    Arguments:
+        published: returns the weights for engines: all weights of the model, with Hugging Face names.
+        saved: returns the tensors for the folder ``hf`` of a checkpoint; None: those of ``published``.
+        write: creates the folder ``hf`` and writes these tensors, on rank 0, in a background thread.
+        original: context in which the model computes as before the plugin wrapped it; the reference then needs no copy
+            of the start weights.
+        stores: returns whether a checkpoint holds the parameter or buffer with this name in a chunk. Others must not
+            change during the run. None: it holds all of them.
+    """
+
+    published: Callable[[], NamedTensors] | None = None
+    saved: Callable[[], NamedTensors] | None = None
+    write: WriteTensors | None = None
+    original: Callable[[], AbstractContextManager[None]] | None = None
+    stores: Callable[[str], bool] | None = None
+
+    @property
+    def replaced(self) -> frozenset[str]:
+        """The names of the fields that are set."""
         return frozenset(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
 

@@ -175,10 +175,12 @@ class LearnerActor(RankActor):
         with learner.timeline.span("save", None):
             self._copies = learner.copy(draft)
             weights = []
-            for name, weight in learner.export_weights() if saving.save_hf else ():
+            for name, weight in learner.saved_weights() if saving.save_hf else ():
                 if learner.is_sender:  # other ranks only take part in gathering the weight
                     weights.append((name, weight.detach().to("cpu", copy=True)))
-            self._export = partial(export_weights, draft, weights, saving.hf_template) if learner.is_sender else None
+            self._export = None
+            if learner.is_sender:
+                self._export = partial(export_weights, draft, weights, saving.hf_template, learner.write_hf)
 
     @background
     def complete(self, written: Sequence[Ref[list[WrittenPart]]], state: RunState, saving: SaveSettings) -> None:

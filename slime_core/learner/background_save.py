@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.folder import Retention, RunState, by_step, drafted, write_state, writing
 from slime_core.config.model_config import CARRIED
+from slime_core.contracts.learning import WriteTensors
 from slime_core.errors import CheckpointError, SlimeError
 from slime_core.runtime.actors import Call
 from slime_core.runtime.waiting import Wait, has_ended, wait
@@ -123,8 +125,14 @@ def complete(write: Callable[[], Sequence[WrittenPart]], state: RunState, saving
     saving.retention.tidy(saving.folder, newest=state.step)
 
 
-def export_weights(draft: Path, weights: list[tuple[str, Any]], template: Path) -> None:
-    """Copy the model's config and tokenizer into ``draft``, and write ``weights``, if any, as a Hugging Face folder."""
+def export_weights(
+    draft: Path, weights: list[tuple[str, Any]], template: Path, write: WriteTensors | None = None
+) -> None:
+    """Copy the model's config and tokenizer into ``draft``, and write ``weights``, if any, into the folder ``hf``.
+
+    Arguments:
+        write: writes the folder; None: it is a Hugging Face folder.
+    """
     from slime_core.weights import hugging_face as hf
 
     with writing(carried := draft / "torch_dist" / CARRIED):
@@ -132,4 +140,4 @@ def export_weights(draft: Path, weights: list[tuple[str, Any]], template: Path) 
         hf.copy_small_files(template, carried)
     if weights:
         with writing(draft / "hf"):
-            hf.write(draft / "hf", weights, template=template)
+            (write or partial(hf.write, template=template))(draft / "hf", weights)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +40,7 @@ class FrozenModels:
         reads_reference: whether the run reads log-probabilities of the reference.
         config: the run's settings.
         folder: Hugging Face folder of the start weights.
+        original: context in which the actor's model computes as before plugins wrapped it; None: they did not.
 
     Attributes:
         old_actor_differs: there is an old actor, and the actor has trained since its copy; the old log-probabilities
@@ -49,8 +50,18 @@ class FrozenModels:
         ConfigError: a role's folder describes another model than the actor's.
     """
 
-    def __init__(self, actor: TrainedModel, *, reads_reference: bool, config: RunConfig, folder: Path) -> None:
+    def __init__(
+        self,
+        actor: TrainedModel,
+        *,
+        reads_reference: bool,
+        config: RunConfig,
+        folder: Path,
+        original: Callable[[], AbstractContextManager[None]] | None = None,
+    ) -> None:
         self._actor = actor
+        self._original = original or nullcontext
+        self._unwrapped: set[str] = set()  # roles that the model computes as before plugins wrapped it
         self._config = config
         self._start_folder = folder
         self._snapshots = WeightSnapshots(actor.chunks)
@@ -63,8 +74,10 @@ class FrozenModels:
 
     def _load_role(self, role: str, folder: Path | None) -> None:
         start = self._config.model.initial_megatron_checkpoint or self._start_folder
+        self._unwrapped.add(role)
         if folder is None or folder == start:
-            self._snapshots.snapshot(role)
+            if self._original is nullcontext or self._config.algorithm.ref_update_interval:
+                self._snapshots.snapshot(role)
             return
         trusts = self._config.model.trust_remote_code
         stored = torch_dist_folder(folder)
@@ -73,15 +86,20 @@ class FrozenModels:
             require_same_model(described, self._start_folder, role=role, trust_remote_code=trusts)
         self._snapshots.load(role, lambda: self._actor.load_weights(folder))
 
-    def weights_of(self, role: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def weights_of(self, role: str) -> Iterator[None]:
         """Context in which the model holds the weights of ``role``."""
-        return self._snapshots.weights_of(role)
+        unwrapped = self._original() if role in self._unwrapped else nullcontext()
+        copied = self._snapshots.weights_of(role) if role in self._snapshots else nullcontext()
+        with unwrapped, copied:
+            yield
 
     def trained(self, rollout: int) -> None:
         """Refresh the reference if it is due, after the actor's steps of ``rollout``."""
         interval = self._config.algorithm.ref_update_interval
         if REFERENCE in self._snapshots and interval and (rollout + 1) % interval == 0:
             self._snapshots.snapshot(REFERENCE)
+            self._unwrapped.discard(REFERENCE)
             self._reference_was_updated = True
         self.old_actor_differs = OLD_ACTOR in self._snapshots
 
@@ -107,6 +125,7 @@ class FrozenModels:
         reference = folder / REFERENCE
         if REFERENCE in self._snapshots and reference.is_dir():
             self._snapshots.load(REFERENCE, lambda: sharded.load_weights(reference, chunks=self._actor.chunks))
+            self._unwrapped.discard(REFERENCE)
             self._reference_was_updated = True
 
 

@@ -12,7 +12,7 @@ current log-probabilities are the old ones.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from slime_core.config.model_config import ForwardFlops, described, forward_flop
 from slime_core.config.secrets import engine_access
 from slime_core.config.settings import core_values
 from slime_core.contracts import LearnerInfo, Place, TrainStep
+from slime_core.contracts.learning import NamedTensors, WriteTensors
 from slime_core.errors import ConfigError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.advantages import fill_advantages
@@ -47,6 +48,7 @@ from slime_core.learner.trained_model import (
     ACTOR,
     REFERENCE,
     TEACHER,
+    NamedSpec,
     RoutingReplay,
     TrainedModel,
     build_chunks,
@@ -56,6 +58,7 @@ from slime_core.learner.trained_model import (
     freeze,
     micro_batches_of_rank,
 )
+from slime_core.learner.wrapping import WrappedSpec
 from slime_core.modeling import prepare_megatron
 from slime_core.plugins.lifecycle import Hooks
 from slime_core.plugins.registration import Kind
@@ -105,8 +108,8 @@ class LearnerRank:
         self.hooks = Hooks(registry, place=Place.RANK, options=settings.options, where=where)
         self._info = LearnerInfo(settings.rank, settings.world_size, core_values(config), folder=settings.run_folder)
         self.hooks.call("slime_learner_start", learner=self._info)
-        self._spec = build_model_spec(registry, settings, hooks=self.hooks)
-        self.actor = self._build_actor()
+        self._wrapped = self._wrap_model(build_model_spec(registry, settings, hooks=self.hooks))
+        self.actor = self._build_actor(self._wrapped)
         self.kernels = choose_kernels(self.actor.chunks, config, device=self.device)
         self._info = replace(
             self._info, model=tuple(self.actor.model), optimizer=self.actor.optimizer, schedule=self.actor.schedule
@@ -135,7 +138,11 @@ class LearnerRank:
             distils=config.algorithm.use_opd,
         )
         self._frozen = FrozenModels(
-            self.actor, reads_reference=self._columns.reference, config=config, folder=settings.folder
+            self.actor,
+            reads_reference=self._columns.reference,
+            config=config,
+            folder=settings.folder,
+            original=self._wrapped.model.original,
         )
         has_critic = self._columns.values and not config.num_critic_ranks
         self.critic: Critic | None = None
@@ -151,18 +158,28 @@ class LearnerRank:
 
     # --- Building ----------------------------------------------------------------------------------------------------
 
-    def _build_actor(self) -> TrainedModel:
+    def _wrap_model(self, spec: NamedSpec) -> WrappedSpec:
+        """Build the chunks of the actor, and let plugins wrap them."""
+        folder = self._config.model.initial_megatron_checkpoint or self._settings.folder
+        chunks = build_chunks(spec, settings=self._settings, folder=folder)
+        return WrappedSpec(spec, chunks, hooks=self.hooks, learner=self._info)
+
+    def _build_actor(self, wrapped: WrappedSpec) -> TrainedModel:
         settings, config = self._settings, self._config
-        folder = config.model.initial_megatron_checkpoint or settings.folder
-        chunks = build_chunks(self._spec, settings=settings, folder=folder)
         freeze(
-            chunks,
+            wrapped.chunks,
             only=config.optimizer.only_train_params_name_list,
             frozen=config.optimizer.freeze_params_name_list,
         )
         num_steps = settings.num_steps - self._critic_only * config.steps_per_rollout
         own = replace(settings, num_steps=num_steps)
-        return TrainedModel(chunks, spec=self._spec, settings=own, optimizer=config.optimizer)
+        return TrainedModel(
+            wrapped.chunks,
+            spec=wrapped.spec,
+            settings=own,
+            optimizer=config.optimizer,
+            stores=wrapped.model.stores,
+        )
 
     @property
     def _critic_only(self) -> int:
@@ -195,7 +212,7 @@ class LearnerRank:
         """
         self.actor.begin_rollout()
         self._replay.require_routes(shard)
-        self._spec.require_inputs(shard.inputs.keys(), context=self._settings.layout.context)
+        self._wrapped.spec.require_inputs(shard.inputs.keys(), context=self._settings.layout.context)
         steps = micro_batches_of_rank(
             shard,
             self._settings.layout,
@@ -325,10 +342,19 @@ class LearnerRank:
         self.parity.published(version)
         self._frozen.published()
 
-    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Iterate over all weights with Hugging Face names, gathered over ranks; views, valid until the next step."""
-        weights: Iterator[tuple[str, torch.Tensor]] = self._spec.spec.export_weights(self.actor.chunks)
-        return weights
+    def export_weights(self) -> NamedTensors:
+        """Iterate over the weights for engines, with Hugging Face names, gathered over ranks; views, valid until the
+        next step."""
+        return self._wrapped.published()
+
+    def saved_weights(self) -> NamedTensors:
+        """Iterate over the tensors of the folder ``hf``, as :meth:`export_weights`."""
+        return self._wrapped.saved()
+
+    @property
+    def write_hf(self) -> WriteTensors | None:
+        """Function of a plugin that writes the folder ``hf``; None: it is a Hugging Face folder."""
+        return self._wrapped.model.write
 
     @property
     def is_sender(self) -> bool:

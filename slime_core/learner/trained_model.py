@@ -14,6 +14,7 @@ Megatron is imported inside functions, after ``slime_core.modeling.prepare_megat
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ import torch.distributed as dist
 from slime_core.config.learning import LearnerConfig, OptimizerConfig
 from slime_core.config.model_config import described, torch_dist_folder
 from slime_core.config.schema import RunConfig
+from slime_core.contracts.learning import NamedTensors
 from slime_core.errors import ConfigError, RunError, SlimeError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.checks import require_gradient
@@ -59,14 +61,17 @@ class NamedSpec:
     Arguments:
         label: the component and its plugin, in messages.
         inputs: the keyword arguments that the model's forward takes in addition to tokens.
+        added: children of a chunk that plugins added, which the spec does not see.
     """
 
     spec: Any
     label: str
     inputs: AbstractSet[str] = frozenset()
+    added: AbstractSet[str] = frozenset()
 
     def load_weights(self, chunks: Chunks, folder: Path) -> None:
         """Load the weights of ``folder``, Hugging Face or torch_dist, into the chunks."""
+        chunks = self._built(chunks)
         if (stored := torch_dist_folder(folder)) is not None:
             from slime_core.checkpoint import sharded
 
@@ -74,6 +79,15 @@ class NamedSpec:
             return
         with boundary(self.label, f"loading weights of {folder}", locate=True, passes=(SlimeError,)):
             self.spec.load_weights(chunks, folder)
+
+    def export_weights(self, chunks: Chunks) -> NamedTensors:
+        """Return an iterator over all weights of the spec, with Hugging Face names, gathered over ranks. Collective."""
+        weights: NamedTensors = self.spec.export_weights(self._built(chunks))
+        return weights
+
+    def _built(self, chunks: Chunks) -> Chunks:
+        """Return views of the chunks without the children that plugins added."""
+        return [_without(chunk, self.added) for chunk in chunks] if self.added else chunks
 
     def require_inputs(self, carried: AbstractSet[str], *, context: int = 1) -> None:
         """Raise RunError unless the model takes every input that samples carry.
@@ -96,6 +110,13 @@ class NamedSpec:
                 f"= {context} gives a rank parts of a row: nothing says which of these belong to its tokens. "
                 "Leave --context-parallel-size out"
             )
+
+
+def _without(chunk: torch.nn.Module, names: AbstractSet[str]) -> torch.nn.Module:
+    view = copy.copy(chunk)
+    children = {name: child for name, child in chunk.named_children() if name not in names}
+    view.__dict__ = {**chunk.__dict__, "_modules": children}
+    return view
 
 
 def build_chunks(spec: NamedSpec, *, settings: LearnerSettings, folder: Path) -> Chunks:
@@ -152,6 +173,7 @@ class TrainedModel:
         spec: the model spec that built them.
         settings: of the rank.
         optimizer: Adam's settings and the schedule's.
+        stores: returns whether a checkpoint holds the weight with this name; None: it holds all.
 
     Attributes:
         chunks: as the spec built them.
@@ -161,13 +183,20 @@ class TrainedModel:
     """
 
     def __init__(
-        self, chunks: Chunks, *, spec: NamedSpec, settings: LearnerSettings, optimizer: OptimizerConfig
+        self,
+        chunks: Chunks,
+        *,
+        spec: NamedSpec,
+        settings: LearnerSettings,
+        optimizer: OptimizerConfig,
+        stores: Callable[[str], bool] | None = None,
     ) -> None:
         from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
 
         config = settings.config
         bf16 = config.model.bf16
         self._spec = spec
+        self._stores = stores
         self._resets_optimizer = optimizer.reset_optimizer_states
         self.chunks = chunks
         self.clock = ComputeClock(next(chunks[0].parameters()).device)
@@ -217,13 +246,15 @@ class TrainedModel:
         """Copy model, optimizer and schedule, see :func:`slime_core.checkpoint.sharded.copy`."""
         from slime_core.checkpoint import sharded
 
-        return sharded.copy(folder, chunks=self.chunks, optimizer=self.optimizer, schedule=self.schedule)
+        return sharded.copy(
+            folder, chunks=self.chunks, optimizer=self.optimizer, schedule=self.schedule, stores=self._stores
+        )
 
     def load(self, folder: Path) -> None:
         """Continue from a written :meth:`copy`, in any layout."""
         from slime_core.checkpoint import sharded
 
-        sharded.load(folder, chunks=self.chunks, optimizer=self.optimizer, schedule=self.schedule)
+        sharded.load(folder, chunks=self.chunks, optimizer=self.optimizer, schedule=self.schedule, stores=self._stores)
 
 
 ComputeLoss = Callable[[PackedMicroBatch, torch.Tensor], tuple[torch.Tensor, MetricSums]]
@@ -643,7 +674,7 @@ def _routers(chunks: Sequence[torch.nn.Module]) -> list[KeepingRouter]:
 
 
 def freeze(chunks: Sequence[torch.nn.Module], *, only: Sequence[str] = (), frozen: Sequence[str] = ()) -> None:
-    """Switch off the gradient of parameters that do not train. Collective; before DDP wraps the chunks.
+    """Switch off the gradient of further parameters. Collective; before DDP wraps the chunks.
 
     Names are those of a model that is not split: layers and experts are numbered over all pipeline and expert ranks,
     and a tied output matrix on the last pipeline stage has the embedding's name. So an expression selects the same
@@ -656,10 +687,16 @@ def freeze(chunks: Sequence[torch.nn.Module], *, only: Sequence[str] = (), froze
     Raises:
         ConfigError: an expression matches no parameter on any rank, or no parameter trains.
     """
-    if not only and not frozen:
-        return
+    if only or frozen:
+        _freeze_by_name(chunks, only, frozen)
+    if not all(parameter.requires_grad for chunk in chunks for parameter in chunk.parameters()):
+        for chunk in chunks:
+            _require_input_gradients(chunk)
+
+
+def _freeze_by_name(chunks: Sequence[torch.nn.Module], only: Sequence[str], frozen: Sequence[str]) -> None:
     setting = "only_train_params_name_list" if only else "freeze_params_name_list"
-    mine = list(unsharded_names(chunks))
+    mine = [(name, parameter) for name, parameter in unsharded_names(chunks) if parameter.requires_grad]
     everything = _over_ranks([name for name, _ in mine])
     _refuse_unmatched(only or frozen, everything, setting)
     chosen = {name for name in everything if _finds(only or frozen, name)}
@@ -668,8 +705,6 @@ def freeze(chunks: Sequence[torch.nn.Module], *, only: Sequence[str] = (), froze
         raise ConfigError(f"{setting} = {list(only or frozen)} leaves none of {len(everything)} parameters to train")
     for name, parameter in mine:
         parameter.requires_grad_(name in trained)
-    for chunk in chunks:
-        _require_input_gradients(chunk)
 
 
 def unsharded_names(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, TypeVar
 import pluggy
 
 if TYPE_CHECKING:
+    import torch
+
     from slime_core.components.functions import FunctionSource
     from slime_core.config.options import DerivedSetting
-    from slime_core.contracts.learning import LossParts, MicroBatch, ModelSpec
+    from slime_core.contracts.learning import LossParts, MicroBatch, ModelSpec, NamedTensors, WrappedModel
     from slime_core.contracts.rollouts import DataSource, TrainSamples
     from slime_core.contracts.run import EvalSamples, LearnerInfo, Place, RunInfo, RunPlan, SamplerInfo, TrainStep
     from slime_core.generation import GenerateContext
@@ -187,6 +189,23 @@ def slime_model_spec(spec: ModelSpec, options: object) -> None:
 
 
 @hookspec
+def slime_wrap_model(
+    spec: ModelSpec,
+    chunks: Sequence[torch.nn.Module],
+    learner: LearnerInfo,
+    export_weights: Callable[[], NamedTensors],
+    options: object,
+) -> WrappedModel | None:
+    """Change the actor's model before Megatron wraps it for training: freeze parameters, add or replace modules.
+
+    Called once on each rank; ``chunks`` hold the start weights. ``spec`` does not see children that plugins add to a
+    chunk when it loads and exports weights; other parameters have to keep their names. ``export_weights`` returns an
+    iterator over the weights that ``spec`` exports; it is collective. Return replacements for what leaves the model, or
+    None. Two plugins that replace the same part are an error. A critic is not wrapped.
+    """
+
+
+@hookspec
 def slime_loss_parts(learner: LearnerInfo, options: object) -> LossParts | None:
     """Return replacements for parts of the actor's loss, or None.
 
@@ -247,8 +266,8 @@ _CALLED_ON = {
         slime_before_shards slime_log_rollout slime_evaluate slime_log_evaluation
     """,
     "rank": """
-        slime_learner_start slime_model_spec slime_loss_parts slime_before_training slime_before_log_probs
-        slime_before_train_step slime_after_train_step slime_after_weight_write
+        slime_learner_start slime_model_spec slime_wrap_model slime_loss_parts slime_before_training
+        slime_before_log_probs slime_before_train_step slime_after_train_step slime_after_weight_write
     """,
 }
 

@@ -24,7 +24,7 @@ RUN = FLAGS.split()
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the seven wheels installed."""
+    """A folder with the wheels installed."""
     return install(tmp_path_factory.mktemp("site"))
 
 

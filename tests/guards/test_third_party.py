@@ -1,4 +1,4 @@
-"""Seven packages of a third party are typed strictly and sound.
+"""Eight packages of a third party are typed strictly and sound.
 
 ``tests/third_party`` holds their sources, which import what plugins may import and nothing else.
 """
@@ -17,8 +17,8 @@ from tests.third_party_site import PACKAGES, ROOT, install
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the seven wheels installed."""
-    assert len(PACKAGES) == 7
+    """A folder with the eight wheels installed."""
+    assert len(PACKAGES) == 8
     return install(tmp_path_factory.mktemp("site"))
 
 
@@ -33,10 +33,10 @@ def test_what_is_installed_is_typed_strictly(site: Path) -> None:
         check=False,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "in 10 source files" in checked.stdout
+    assert "in 12 source files" in checked.stdout
 
 
-@pytest.mark.parametrize("name", ["baseline", "softloss", "gentle", "lastdigit", "turns", "sums", "notes"])
+@pytest.mark.parametrize("name", ["baseline", "softloss", "gentle", "lastdigit", "turns", "sums", "notes", "gain"])
 def test_an_installed_plugin_is_sound(name: str, site: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "slime_core", "plugins", "check", name]
     around = os.environ | {"PYTHONPATH": str(site)}
