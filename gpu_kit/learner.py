@@ -32,12 +32,12 @@ from gpu_kit.report import (
 )
 from slime_core.cli.memory import model_size
 from slime_core.components.construction import prepare_options
-from slime_core.components.functions import find_functions
+from slime_core.components.functions import with_functions
 from slime_core.components.selection import policy_loss
 from slime_core.config.load import load, peek
 from slime_core.learner import LearnerSettings
 from slime_core.modeling.memory import GIB, RECOMPUTE, Cut, Recompute, Training, Usage, usage
-from slime_core.plugins.activation import activate
+from slime_core.plugins.activation import activate_line
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
 from slime_core.weights.engine_control import reserve_port
@@ -217,8 +217,8 @@ def built(folder: Path, row: int, kind: Recompute, *flags: str, size: Shape = DE
         words += [f"--{name.replace('_', '-')}", *(value if isinstance(value, tuple) else [str(value)])]
     architecture = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}[size["model_type"]]
     seen = peek(words)
-    active = activate(seen.plugins, architecture=architecture, uses=seen.uses, functions=find_functions)
-    resolved = load(words, **active.offered.for_load, check_rules=False)
+    active = with_functions(activate_line(seen, architecture=architecture))
+    resolved = load(words, **active.for_load, check_rules=False)
     settings = LearnerSettings(
         resolved.config,
         folder,

@@ -15,7 +15,7 @@ from slime_core.plugins.activation import ActivePlugins
 def resolve(argv: Sequence[str]) -> tuple[Resolved, ActivePlugins]:
     """Return the settings and plugins of a command line, without checking rules or the model."""
     active = activate_peeked(peek(argv), builds_model=False)
-    return load(argv, **active.offered.for_load, check_rules=False), active
+    return load(argv, **active.for_load, check_rules=False), active
 
 
 def handed(argv: Sequence[str]) -> PathOptions:

@@ -18,18 +18,18 @@ from pydantic import BaseModel
 from slime_core.checkpoint.folder import find
 from slime_core.cli.memory import with_memory_defaults
 from slime_core.cli.preflight import computes_on_gpus, finds_gpus, print_warning
-from slime_core.components.functions import FunctionSource, find_functions
+from slime_core.components.functions import with_functions
 from slime_core.components.selection import check_selection, check_settings
 from slime_core.config.engine_flags import FlagAdvice, use_advice
-from slime_core.config.load import Peek, Resolved, Uses, load, peek
+from slime_core.config.load import Peek, Resolved, load, peek
 from slime_core.config.model_config import architecture_of
 from slime_core.config.settings import as_words, core_settings
 from slime_core.config.sources import read_command_line
 from slime_core.errors import PluginError
-from slime_core.plugins.activation import ActivePlugins, activate
+from slime_core.plugins.activation import ActivePlugins, activate_line
 from slime_core.plugins.discovery import Plugin, is_path, short_name
 from slime_core.plugins.loading import load_attribute, next_step
-from slime_core.plugins.registry import Registry
+from slime_core.plugins.registry import Registry, load_plugins
 from slime_core.user_code.failures import boundary
 
 ENGINE_CODE = ("custom_weight_loader", "forward_hooks")
@@ -48,7 +48,7 @@ def resolve(
     argv = with_settings_of_loaded_run(argv) if trains else argv
     seen = peek(argv)
     active = activate_peeked(seen, builds_model=checks and not seen.debug_rollout_only)
-    plugins = active.offered.for_load if checks else {**active.offered.for_load, "takes_part": None}
+    plugins = active.for_load if checks else {**active.for_load, "takes_part": None}
     resolved = load(argv, **plugins, purpose=purpose, check_rules=checks, finds_gpus=finds_gpus)
     if not checks:
         return resolved, active
@@ -72,24 +72,15 @@ def activate_peeked(seen: Peek, *, builds_model: bool) -> ActivePlugins:
     names = [name for name in seen.plugins if short_name(name) not in left_out]
     if any(map(is_path, names)) and "--plugin" not in seen.flags:
         _refuse_unnamed([f"--plugin {shlex.join(names)}"], seen)
-
-    def functions(uses: Uses) -> Mapping[str, Mapping[str, Sequence[FunctionSource]]]:
-        _refuse_unnamed((f"{code.flag} {code.path}" for code in uses.code if code.flag not in seen.flags), seen)
-        return find_functions(uses)
-
-    active = activate(
-        seen.plugins,
-        without=seen.no_plugins,
-        in_file=seen.in_file,
-        architecture=architecture_of(seen.hf_checkpoint) if builds_model else None,
-        device=seen.device,
-        loads=prepare_flags,
-        uses=seen.uses,
-        functions=functions,
-    )
-    for problem in active.offered.loaded.broken.values():
+    loaded = load_plugins(seen.plugins, without=seen.no_plugins, in_file=seen.in_file)
+    prepare_flags(loaded)
+    architecture = architecture_of(seen.hf_checkpoint) if builds_model else None
+    active = activate_line(seen, loaded=loaded, architecture=architecture)
+    code = active.uses.code if active.uses else ()
+    _refuse_unnamed((f"{entry.flag} {entry.path}" for entry in code if entry.flag not in seen.flags), seen)
+    for problem in loaded.broken.values():
         print_warning(str(problem))
-    return active
+    return with_functions(active)
 
 
 def prepare_flags(loaded: Registry) -> None:

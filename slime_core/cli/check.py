@@ -79,7 +79,7 @@ def execute(argv: Sequence[str]) -> int:
     first = 0 if resume is None else resume.state.step
     labels, options = LabelSamples(), resolved.plugin_options
     left_out = check_files(config, active.registry, trains=True, first=first, options=options, labels=labels)
-    check_plugins(active, resume, allowed=config.run.allow_plugin_change)
+    check_plugins(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.without)
     options = options_of(resolved, active)
     check_resume(config, resume)
     check_labels(labels, config, active.registry, active.manifest, options=options, warn=print_warning)

@@ -94,7 +94,7 @@ def _train(
     """
     config = resolved.config
     resume = resumed(config, active.registry)
-    check_plugins(active, resume, allowed=config.run.allow_plugin_change)
+    check_plugins(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.without)
     step = 0 if resume is None else resume.state.step
     labels = None if restarts else LabelSamples()
     check_files(config, active.registry, trains=True, first=step, options=resolved.plugin_options, labels=labels)
@@ -151,7 +151,7 @@ def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
 
 def _commands(active: ActivePlugins) -> set[str]:
     """Return the commands that plugins add."""
-    return {name for entry in active.offered.loaded.loaded.values() for name in entry.added.commands}
+    return {name for entry in active.loaded.loaded.values() for name in entry.added.commands}
 
 
 def paths(record: RunRecord, commands: Collection[str]) -> list[tuple[str, Path]]:
@@ -313,14 +313,18 @@ def _as_interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def check_plugins(active: ActivePlugins, resume: Checkpoint | None, *, allowed: bool) -> None:
+def check_plugins(
+    manifest: Manifest, resume: Checkpoint | None, *, allowed: bool, without: Collection[str] = ()
+) -> None:
     """Raise ManifestMismatch if the plugins differ from those that wrote the checkpoint.
 
     A change of the core counts like that of any plugin: it may change what a step computes.
 
     Arguments:
+        manifest: the plugins of this start.
         resume: the checkpoint that the run starts from; None: it starts from the beginning.
-        allowed: warn instead. Plugins that ``--no-plugin`` leaves out may be missing in any case.
+        allowed: warn instead.
+        without: plugins that ``--no-plugin`` leaves out, which may be missing in any case.
 
     Raises:
         ManifestMismatch: with a table of the differences.
@@ -334,12 +338,11 @@ def check_plugins(active: ActivePlugins, resume: Checkpoint | None, *, allowed: 
         before = Manifest.from_json(json.dumps(resume.state.plugins))
     except PluginError:  # nothing is recorded, or by an earlier version of slime
         before = Manifest(())
-    differences = before.differences(active.manifest)
+    differences = before.differences(manifest)
     if not differences:
         return
-    rows = [(entry.name, entry.expected, entry.actual) for entry in differences]
-    shown = table(rows, head=("plugin", resume.path.name, "now"))
-    excused = [entry for entry in differences if entry.actual == MISSING and entry.name in active.offered.without]
+    shown = table(differences, head=("plugin", resume.path.name, "now"))
+    excused = [entry for entry in differences if entry.actual == MISSING and entry.name in without]
     if not allowed and excused != differences:
         raise ManifestMismatch(
             f"{resume.path} was written with other plugins than would run now:\n{shown}\n"

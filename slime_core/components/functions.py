@@ -12,16 +12,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime_core.errors import PluginError
+from slime_core.plugins.activation import ActivePlugins
 from slime_core.plugins.discovery import Plugin, Source, local_file, read_code
 from slime_core.plugins.loading import import_plugin
 from slime_core.user_code.failures import boundary
 from slime_core.user_code.neighbours import find_neighbours
-
-if TYPE_CHECKING:
-    from slime_core.config.load import Uses
 
 Code = Mapping[str, Mapping[str, Sequence["FunctionSource"]]]
 """Plugin -> option -> the functions that the option names by path."""
@@ -59,6 +57,11 @@ class FunctionSource:
         files = self.code.neighbours
         return {name: local_file(content, path=path, name=self.setting) for name, path, content in files}
 
+    @property
+    def modules(self) -> tuple[Plugin, ...]:
+        """The module of the function, and the modules next to it that it imports."""
+        return (self.code, *self.neighbours.values())
+
     def __str__(self) -> str:
         return f"--{self.setting.replace('_', '-')} {self.path}"
 
@@ -91,13 +94,13 @@ def find_function(path: str, *, setting: str) -> FunctionSource:
     return FunctionSource(setting, path, code, attribute or None)
 
 
-def find_functions(uses: Uses) -> dict[str, dict[str, list[FunctionSource]]]:
-    """Return plugin -> option -> the functions that options name by path; raises as :func:`find_function`."""
+def with_functions(active: ActivePlugins) -> ActivePlugins:
+    """Return the plugins with the functions that options name by path; raises as :func:`find_function`."""
     sources: dict[str, dict[str, list[FunctionSource]]] = {}
-    for code in uses.code:
+    for code in active.uses.code if active.uses else ():
         source = find_function(code.path, setting=code.flag.removeprefix("--").replace("-", "_"))
         sources.setdefault(code.plugin, {}).setdefault(code.option, []).append(source)
-    return sources
+    return replace(active, functions=sources)
 
 
 def load_function(source: FunctionSource, *, fits: Callable[[object], bool] = callable) -> object:

@@ -515,7 +515,9 @@ def _without_effect(resolved: Resolved, registry: Registry, architecture: str | 
                 )
         if setting.of_plugin and not conditions:
             plugin = registry.loaded[setting.section].plugin
-            offered = {(component.kind, component.name): None for component in registry.components(plugin.name)}
+            offered = {
+                (component.kind, component.name): None for component in registry.loaded[plugin.name].added.components
+            }
             if offered and plugin.name not in hooked and used.isdisjoint(offered):
                 yield (
                     f"{called(setting)} = {as_words(value)} has no effect: the run uses no component of plugin "

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
@@ -45,22 +45,6 @@ Derive = Callable[[Mapping[str, BaseModel], Mapping[str, JsonValue]], Iterable[t
 """Derives settings of the core from the options of plugins. Arguments: plugin -> its options object, and the settings
 of the core that presets, file and flags give. Yields pairs of a plugin and a setting; raises ConfigError for an option
 that it cannot read."""
-
-
-class Offered(Protocol):
-    """Settings, presets and derived values that plugins add."""
-
-    @property
-    def takes_part(self) -> tuple[str, ...]: ...
-
-    @property
-    def presets(self) -> Presets: ...
-
-    @property
-    def options(self) -> Options: ...
-
-    @property
-    def derived(self) -> Derive: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +177,20 @@ class Peek:
     config: Path | None = None
     in_file: tuple[str, ...] = ()
 
-    def uses(self, offered: Offered) -> Uses:
+    def uses(
+        self,
+        *,
+        presets: Presets,
+        plugin_options: Options,
+        takes_part: Collection[str],
+        without: Collection[str],
+        derive: Derive,
+    ) -> Uses:
         """Return the components that flags, file, evaluation sets and presets choose, the plugins whose options flags
-        or the file set, and the functions that options name by path."""
-        settings = {**core_settings(), **plugin_settings(offered.options)}
-        options = {name: offered.options[name] for name in offered.takes_part if name in offered.options}
-        reading = _read_layers(self.argv, _Reading(settings), offered.presets, options, offered.derived)
+        or the file set, and the functions that options name by path. The arguments are those of :func:`load`."""
+        settings = {**core_settings(), **plugin_settings(plugin_options)}
+        options = {name: plugin_options[name] for name in takes_part if name in plugin_options}
+        reading = _read_layers(self.argv, _Reading(settings, without=without), presets, options, derive)
         return Uses(list(reading.choices()), reading.plugins(), list(reading.code()))
 
 

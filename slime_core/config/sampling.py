@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,7 +28,11 @@ from slime_core.config.section import (
     rejected,
 )
 
-_TERM = re.compile(r"([+-]?)\s*(\d+(?:\.\d*)?|\.\d+)\s*\*\s*([A-Za-z0-9][A-Za-z0-9._+-]*?)(?::([^\s:*]+?))?\s*")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*?"
+_TERM = re.compile(
+    r"(?P<weight>[+-]?\s*(?:\d+(?:\.\d*)?|\.\d+))\s*\*\s*"
+    rf"(?:(?P<qualified>{_NAME}:{_NAME}):(?P<its_key>[^\s:*]*?)|(?P<name>{_NAME})(?::(?P<key>[^\s:*]+?))?)\s*"
+)
 _BETWEEN = re.compile(r"(?<=[^\s+-])\s*(?=[+-]\s*[\d.]+\s*\*)")
 
 
@@ -35,11 +40,12 @@ _BETWEEN = re.compile(r"(?<=[^\s+-])\s*(?=[+-]\s*[\d.]+\s*\*)")
 class RewardTerm:
     """One part of a sum.
 
-    Example: ``0.3*dapo:acc`` is ``RewardTerm(0.3, "dapo", "acc")``.
+    Example: ``0.3*dapo:acc`` is ``RewardTerm(0.3, "dapo", "acc")``, and ``0.3*acme:dapo:acc`` is
+    ``RewardTerm(0.3, "acme:dapo", "acc")``.
 
     Arguments:
-        weight: what the part's reward is multiplied with.
-        name: of the reward model.
+        weight: factor of the reward.
+        name: of the reward model, or ``plugin:model``.
         key: which of its named numbers counts; None: its reward is a plain number.
     """
 
@@ -48,7 +54,8 @@ class RewardTerm:
     key: str | None = None
 
     def __str__(self) -> str:
-        return self.name if self.key is None else f"{self.name}:{self.key}"
+        is_qualified = ":" in self.name
+        return f"{self.name}:{self.key or ''}" if is_qualified or self.key is not None else self.name
 
 
 def reward_terms(written: str) -> tuple[RewardTerm, ...] | None:
@@ -59,16 +66,35 @@ def reward_terms(written: str) -> tuple[RewardTerm, ...] | None:
     """
     if "*" not in written:
         return None
-    found = [_TERM.fullmatch(part) for part in _BETWEEN.split(written.strip())]
-    terms = [RewardTerm(float(one[1] + one[2]), one[3], one[4]) for one in found if one]
-    if len(terms) < len(found):
+    matches = [_TERM.fullmatch(part) for part in _BETWEEN.split(written.strip())]
+    terms = [_term(match) for match in matches if match]
+    if len(terms) < len(matches):
         raise ValueError(
             f"{written!r} is not a sum of reward models; accepted: WEIGHT*NAME+WEIGHT*NAME, such as '0.7*math+0.3*f1', "
-            "or WEIGHT*NAME:KEY for one of several numbers, such as '0.3*dapo:acc'"
+            "or WEIGHT*NAME:KEY for one of several numbers, such as '0.3*dapo:acc'; if several plugins offer NAME, "
+            "WEIGHT*PLUGIN:NAME:KEY or WEIGHT*PLUGIN:NAME:"
         )
     if len({str(term) for term in terms}) < len(terms):
         raise ValueError(f"{written!r} names a part twice; add up its weights")
     return tuple(terms)
+
+
+def _term(match: re.Match[str]) -> RewardTerm:
+    weight = float("".join(match["weight"].split()))
+    return RewardTerm(weight, match["qualified"] or match["name"], match["its_key"] or match["key"] or None)
+
+
+def with_reward_names(written: str, name_of: Callable[[str], str]) -> str:
+    """Return the text of ``rm_type`` with the name of each reward model replaced by ``name_of(name)``."""
+
+    def replaced(part: str) -> str:
+        match = _TERM.fullmatch(part)
+        if match is None:
+            return part
+        term = _term(match)
+        return f"{match['weight']}*{replace(term, name=name_of(term.name))}"
+
+    return "".join(map(replaced, _BETWEEN.split(written.strip()))) if "*" in written else name_of(written)
 
 
 def _readable(written: str) -> str:

@@ -6,8 +6,9 @@ their hooks called and are in the manifest. Rows of data choose only among their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.options import KIND_NAMED_BY
@@ -21,33 +22,58 @@ from slime_core.plugins.registry import Registry, load_plugins
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from slime_core.config.load import Uses
+    from slime_core.config.load import Peek, Uses
     from slime_core.config.options import DerivedSetting
     from slime_core.types import JsonValue
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """What plugins add to settings.
+@dataclass(frozen=True)
+class ActivePlugins:
+    """All loaded plugins, and which of them take part in a run.
 
     Arguments:
         loaded: all plugins.
         named: the plugins whose presets count, in the order of the command line.
-        takes_part: the plugins that take part, as far as known.
         without: the plugins that the run leaves out.
+        used: the plugins that take part without being named.
+        uses: what the settings use of plugins; None: the run has no settings.
+        functions: plugin -> option -> the functions that it names by path.
     """
 
     loaded: Registry
     named: tuple[str, ...] = ()
-    takes_part: tuple[str, ...] = (CORE.name,)
     without: tuple[str, ...] = ()
+    used: tuple[str, ...] = (CORE.name,)
+    uses: Uses | None = None
+    functions: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
+
+    @property
+    def takes_part(self) -> tuple[str, ...]:
+        """The plugins that take part. Their hooks are registered in this order."""
+        return (*self.used, *self.named)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """The plugins that take part."""
+        return self.loaded.only(self.takes_part)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest that is passed to every actor and stored in every checkpoint.
+
+        Raises:
+            PluginError: the files of a plugin cannot be found or read.
+        """
+        options = (sources for of_plugin in self.functions.values() for sources in of_plugin.values())
+        modules = (module for sources in options for source in sources for module in source.modules)
+        return record(self.registry.plugins, dict.fromkeys(modules))
 
     @property
     def for_load(self) -> dict[str, Any]:
         """The arguments of :func:`slime_core.config.load.load` that come from plugins."""
         return {
             "presets": self.presets,
-            "plugin_options": self.options,
+            "plugin_options": self.loaded.options,
             "takes_part": self.takes_part,
             "without": self.without,
             "derive": self.derived,
@@ -69,85 +95,69 @@ class Offered:
 
     def _meant(self, setting: str, value: Any, plugin: str) -> Any:
         """Return the value with the names of components as ``plugin`` means them."""
+        from slime_core.config.sampling import with_reward_names
+
         if isinstance(value, list | tuple):
             return tuple(self._meant(setting, entry, plugin) for entry in value)
-        is_name = setting in KIND_NAMED_BY and isinstance(value, str)
-        return self.loaded.meant(Kind(KIND_NAMED_BY[setting]), value, plugin) if is_name else value
-
-    @property
-    def options(self) -> Mapping[str, type[BaseModel]]:
-        """Plugin -> its options class, of all plugins."""
-        return self.loaded.options
+        if setting not in KIND_NAMED_BY or not isinstance(value, str):
+            return value
+        name_of = partial(self.loaded.meant, Kind(KIND_NAMED_BY[setting]), plugin=plugin)
+        return with_reward_names(value, name_of) if setting == "rm_type" else name_of(value)
 
     def derived(
         self, options: Mapping[str, BaseModel], settings: Mapping[str, JsonValue]
     ) -> list[tuple[str, DerivedSetting]]:
         """Return the settings of the core that ``slime_settings`` derives, each with its plugin."""
-        hooks = Hooks(self.loaded.only(self.takes_part), options=options)
+        hooks = Hooks(self.registry, options=options)
         return [entry for entries in hooks.call("slime_settings", settings=settings) for entry in entries]
 
 
-@dataclass(frozen=True, slots=True)
-class ActivePlugins:
-    """The plugins of a run.
-
-    Arguments:
-        registry: of the plugins that take part.
-        manifest: passed to every actor, and stored in every checkpoint.
-        offered: what all plugins add to the settings.
-        functions: plugin -> option -> the functions that it names by path.
-    """
-
-    registry: Registry
-    manifest: Manifest
-    offered: Offered
-    functions: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
-
-
 def activate(
-    names: Sequence[str] = (),
-    *,
-    without: Sequence[str] = (),
-    in_file: Sequence[str] = (),
-    architecture: str | None = None,
-    device: str = "auto",
-    loads: Callable[[Registry], None] | None = None,
-    uses: Callable[[Offered], Uses] | None = None,
-    functions: Callable[[Uses], Mapping[str, Mapping[str, Sequence[Any]]]] | None = None,
+    names: Sequence[str] = (), *, without: Sequence[str] = (), architecture: str | None = None
 ) -> ActivePlugins:
-    """Load the plugins and decide which take part.
+    """Load the plugins; the named ones take part, and the one that builds the model.
 
     Arguments:
         names: the words of ``--plugin``.
         without: the words of ``--no-plugin``.
-        in_file: the plugins that the file of the run names; see :func:`load_plugins`.
         architecture: of the checkpoint, for its model spec; None: no model is built.
-        device: the setting; a plugin of this name takes part.
-        loads: called with all loaded plugins before settings are read.
-        uses: returns what the settings use; called again after a plugin is added. None: the run has no settings.
-        functions: finds the functions that options name by path; None: there are none.
 
     Raises:
-        PluginError: a plugin cannot be loaded, or no plugin, or more than one, offers what the run uses.
+        PluginError: a plugin cannot be loaded, or no plugin, or more than one, has a model spec for the architecture.
     """
-    loaded = load_plugins(names, without=without, in_file=in_file)
-    if loads is not None:
-        loads(loaded)
+    return _completed(_named(load_plugins(names, without=without), names, without), None, architecture)
+
+
+def activate_line(line: Peek, *, loaded: Registry | None = None, architecture: str | None = None) -> ActivePlugins:
+    """Decide which plugins take part in the run of a command line.
+
+    Arguments:
+        loaded: all plugins; None: load them.
+        architecture: as for :func:`activate`.
+
+    Raises:
+        PluginError: as :func:`activate`, or no plugin, or more than one, offers a component that the settings choose.
+    """
+    loaded = loaded or load_plugins(line.plugins, without=line.no_plugins, in_file=line.in_file)
+    return _completed(_named(loaded, line.plugins, line.no_plugins), line, architecture)
+
+
+def _named(loaded: Registry, names: Sequence[str], without: Sequence[str]) -> ActivePlugins:
     excluded = tuple(map(short_name, without))
     named = tuple(name for name in dict.fromkeys(map(short_name, names)) if name not in excluded)
-    takes_part = [CORE.name, *(name for name in loaded.loaded if name == device)]
+    return ActivePlugins(loaded, named, excluded)
+
+
+def _completed(active: ActivePlugins, line: Peek | None, architecture: str | None) -> ActivePlugins:
+    """Add the plugins that the settings and the model use, until these name no further plugin."""
     while True:
-        offered = Offered(loaded, named, (*takes_part, *named), excluded)
-        used = uses(offered) if uses else None
-        needed = [*_builder(loaded, architecture, named, excluded), *(_owners(loaded, used) if used else ())]
-        if not (added := [name for name in needed if name not in offered.takes_part]):
-            break
-        takes_part += sorted(set(added))
-    registry = loaded.only(offered.takes_part)
-    found = functions(used) if functions and used else {}
-    sources = [source for options in found.values() for entries in options.values() for source in entries]
-    code = dict.fromkeys(code for source in sources for code in (source.code, *source.neighbours.values()))
-    return ActivePlugins(registry, record(registry.plugins, code), offered, found)
+        uses = line.uses(**active.for_load) if line else None
+        owners = {*_builder(active, architecture), *(_owners(active.loaded, uses) if uses else ())}
+        if line and line.device in active.loaded.loaded:  # the plugin of a device has its name
+            owners.add(line.device)
+        if owners <= set(active.takes_part):
+            return replace(active, uses=uses)
+        active = replace(active, used=(*active.used, *sorted(owners - set(active.takes_part))))
 
 
 def _owners(loaded: Registry, uses: Uses) -> list[str]:
@@ -167,18 +177,16 @@ def _owners(loaded: Registry, uses: Uses) -> list[str]:
     return owners
 
 
-def _builder(
-    loaded: Registry, architecture: str | None, named: tuple[str, ...], excluded: tuple[str, ...]
-) -> list[str]:
+def _builder(active: ActivePlugins, architecture: str | None) -> list[str]:
     """Return the plugin with the model spec for ``architecture``."""
     if architecture is None:
         return []
-    spec = loaded.model_spec(architecture, prefer=named)
+    spec = active.loaded.model_spec(architecture, prefer=active.named)
     if spec is None:
-        architectures = sorted({name for _, entry in loaded.specs() for name in entry.traits.architectures})
+        architectures = sorted({name for _, entry in active.loaded.specs() for name in entry.traits.architectures})
         step = "Write a plugin with a model spec (docs/models.md) and name it."
-        if excluded:
-            step = f"--no-plugin leaves {', '.join(excluded)} out; a plugin with a model spec has to stay."
+        if active.without:
+            step = f"--no-plugin leaves {', '.join(active.without)} out; a plugin with a model spec has to stay."
         raise PluginError(
             f"no plugin of the run has a model spec for architecture {architecture}. Its plugins build: "
             f"{', '.join(architectures) or 'none'}.\n{step}"

@@ -10,7 +10,7 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,8 @@ PlaceStates = Mapping[str, JsonValue]
 
 
 class PerPlugin(dict[str, Any]):
-    """An argument of a hook that differs by plugin: an implementation receives the value of its plugin, or None."""
+    """An argument of a hook that differs by plugin: an implementation receives the value of its plugin, and is not
+    called if there is none."""
 
     @classmethod
     def of(cls, registry: Registry, values: Mapping[str, Any], default: Any) -> PerPlugin:
@@ -119,13 +120,12 @@ class Hooks:
 
     def implementers(self, hook: str) -> str:
         """Return the names of the plugins that implement ``hook``, in the order of calls; empty if there are none."""
-        implementations = getattr(self._manager.hook, hook).get_hookimpls()
-        return ", ".join(implementation.plugin_name for implementation in reversed(implementations))
+        return ", ".join(plugin for plugin, _ in self.implementations(hook))
 
     def implementations(self, hook: str) -> list[tuple[str, Callable[..., Any]]]:
         """Return plugin and function of each implementation, in the order of calls."""
-        found = reversed(getattr(self._manager.hook, hook).get_hookimpls())
-        return [(entry.plugin_name, inspect.unwrap(entry.function)) for entry in found]
+        implementations = reversed(getattr(self._manager.hook, hook).get_hookimpls())
+        return [(entry.plugin_name, inspect.unwrap(entry.function)) for entry in implementations]
 
     def states(self) -> dict[str, JsonValue]:
         """Return the states of the plugins at this place by plugin, for a checkpoint.
@@ -145,35 +145,29 @@ class Hooks:
 
     def _attributed(self, entry: Loaded) -> SimpleNamespace:
         """Return the plugin's hook implementations, each in a boundary that names the plugin."""
-        marker = f"{hooks.PROJECT}_impl"
-        members = {name: getattr(entry.holder, name, None) for name in dir(entry.holder)}
-        functions = {
-            name: member for name, member in members.items() if isinstance(getattr(member, marker, None), dict)
-        }
-        guarded = {
-            name: self._guarded(entry.plugin, getattr(function, marker)["specname"] or name, function)
-            for name, function in functions.items()
-        }
-        return SimpleNamespace(**guarded)
+        guarded = SimpleNamespace()
+        for name in dir(entry.holder):
+            if options := self._manager.parse_hookimpl_opts(entry.holder, name):
+                function = getattr(entry.holder, name)
+                call = self._guarded(entry.plugin, options["specname"] or name, function, is_wrapper=options["wrapper"])
+                setattr(guarded, name, call)
+        return guarded
 
-    def _guarded(self, plugin: Plugin, hook: str, function: Any) -> Callable[..., Any]:
+    def _guarded(self, plugin: Plugin, hook: str, function: Any, *, is_wrapper: bool) -> Callable[..., Any]:
         """Return the function in a boundary, called with the arguments of its plugin."""
-        names = list(inspect.signature(function).parameters)
-        observes = hook in hooks.OBSERVERS or hasattr(function, hooks.OBSERVES)
+        observes = not is_wrapper and (hook in hooks.OBSERVERS or hasattr(function, hooks.OBSERVES))
 
         def arguments_of(values: tuple[object, ...]) -> list[Any]:
-            return [value.get(plugin.name) if isinstance(value, PerPlugin) else value for value in values]
+            return [value[plugin.name] if isinstance(value, PerPlugin) else value for value in values]
 
-        def guard() -> AbstractContextManager[None]:
-            return boundary(plugin, f"{hook} on {self._where}", locate=True, passes=(SlimeError,))
-
-        def is_off() -> bool:
-            return self._counts[plugin.name, hook] >= MAX_FAILURES
+        def is_called(values: tuple[object, ...]) -> bool:
+            has_values = all(plugin.name in value for value in values if isinstance(value, PerPlugin))
+            return has_values and self._counts[plugin.name, hook] < MAX_FAILURES
 
         @contextmanager
-        def watched() -> Iterator[None]:
+        def guard() -> Iterator[None]:
             try:
-                with guard():
+                with boundary(plugin, f"{hook} on {self._where}", locate=True, passes=(SlimeError,)):
                     yield
             except SlimeError as failure:
                 if not observes:
@@ -182,17 +176,15 @@ class Hooks:
 
         @wraps(function)
         def call(*values: object) -> Any:
-            arguments = arguments_of(values)
-            has_no_state = hook == RESTORE and dict(zip(names, arguments, strict=True)).get("state", ...) is None
-            if not (has_no_state or is_off()):
-                with watched():
-                    return _result(plugin, hook, function(*arguments))
+            if is_called(values):
+                with guard():
+                    return _result(plugin, hook, function(*arguments_of(values)))
             return None
 
         @wraps(function)
         async def call_async(*values: object) -> Any:
-            if not is_off():
-                with watched():
+            if is_called(values):
+                with guard():
                     return _result(plugin, hook, await function(*arguments_of(values)))
             return None
 
@@ -201,7 +193,7 @@ class Hooks:
             with guard():
                 return (yield from function(*arguments_of(values)))
 
-        if inspect.isgeneratorfunction(function) and getattr(function, f"{hooks.PROJECT}_impl")["wrapper"]:
+        if is_wrapper:
             return call_wrapper
         return call_async if inspect.iscoroutinefunction(getattr(hooks, hook)) else call
 

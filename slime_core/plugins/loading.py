@@ -48,13 +48,11 @@ def load_attribute(path: str) -> Any:
 
 def next_step(plugin: Plugin) -> str:
     """Return the advice for code that cannot be imported."""
-    match plugin.source:
-        case Source.FILE:
-            return f"Correct {plugin.distribution}."
-        case Source.MODULE:
-            return f"Correct {plugin.module}, or the Python path."
-        case Source.INSTALLED:
-            return (
-                f"Reinstall {plugin.distribution} with its dependencies, or correct its entry point {plugin.name} = "
-                f"{plugin.module!r}. --no-plugin {plugin.name} runs without it."
-            )
+    if plugin.source is Source.FILE:
+        return f"Correct {plugin.distribution}."
+    if plugin.source is Source.MODULE:
+        return f"Correct {plugin.module}, or the Python path."
+    return (
+        f"Reinstall {plugin.distribution} with its dependencies, or correct its entry point {plugin.name} = "
+        f"{plugin.module!r}. --no-plugin {plugin.name} runs without it."
+    )

@@ -10,11 +10,12 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path, PurePath
-from typing import Any
+from typing import NamedTuple
 
 import importlib_metadata as metadata
 
@@ -84,8 +85,7 @@ class ManifestEntry:
         return f"{PurePath(self.distribution).name} {self.version} {self.digest[:SHOWN]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """A plugin that differs between the driver (or the run that is resumed) and this process.
 
     Example: ``Difference("acme", "acme-tree 2.1 1a2b3c4d5e6f", "acme-tree 2.0 99aabbccddee")``.
@@ -100,17 +100,22 @@ class Difference:
 class Manifest:
     """The plugins that take part in a run, ``core`` first, and the functions that options name by path."""
 
-    entries: tuple[ManifestEntry, ...]
+    plugins: tuple[ManifestEntry, ...]
     functions: tuple[ManifestEntry, ...] = ()
 
     def differences(self, other: Manifest) -> list[Difference]:
         """Return the differences of ``other``; the order does not count."""
-        return _differences((*self.entries, *self.functions), (*other.entries, *other.functions))
+        here, there = ({entry.key: entry for entry in (*side.plugins, *side.functions)} for side in (self, other))
+        pairs = [(key[0], here.get(key), there.get(key)) for key in dict.fromkeys([*here, *there])]
+        return [
+            Difference(name, str(before or MISSING), str(after or MISSING))
+            for name, before, after in pairs
+            if before is None or after is None or (before.version, before.digest) != (after.version, after.digest)
+        ]
 
     def to_json(self) -> str:
         """Return the manifest as text for :meth:`from_json`."""
-        rows = {"plugins": self.entries, "functions": self.functions}
-        return json.dumps({key: list(map(asdict, entries)) for key, entries in rows.items()}, indent=2)
+        return json.dumps(asdict(self), indent=2)
 
     @staticmethod
     def from_json(text: str) -> Manifest:
@@ -119,21 +124,15 @@ class Manifest:
         Raises:
             PluginError: the text is not a manifest.
         """
+        from pydantic import TypeAdapter, ValidationError  # listing plugins does without
+
         try:
-            rows: dict[str, list[dict[str, Any]]] = json.loads(text)
-            return Manifest(*(tuple(map(_entry, rows[key])) for key in ("plugins", "functions")))
-        except (ValueError, KeyError, TypeError, AttributeError) as mistake:
-            raise PluginError(f"this is not a manifest of plugins ({type(mistake).__name__}: {mistake})") from mistake
+            return TypeAdapter(Manifest).validate_json(text)
+        except ValidationError as mistake:
+            raise PluginError(f"this is not a manifest of plugins: {mistake}") from mistake
 
     def __str__(self) -> str:
-        return ", ".join(f"{entry.name} {entry.version}" for entry in self.entries)
-
-
-def _entry(row: Mapping[str, Any]) -> ManifestEntry:
-    entry = ManifestEntry(**{**row, "source": Source(row["source"])})
-    if not all(isinstance(value, str) for value in asdict(entry).values()):
-        raise TypeError(f"an entry has values that are no texts: {row!r:.80}")
-    return entry
+        return ", ".join(f"{entry.name} {entry.version}" for entry in self.plugins)
 
 
 def record(plugins: Iterable[Plugin], functions: Iterable[Plugin] = ()) -> Manifest:
@@ -153,32 +152,19 @@ def attach(manifest: Manifest) -> Registry:
         PluginError: a plugin fails while it is imported.
     """
     if differences := mismatches(manifest):
-        shown = table([astuple(entry) for entry in differences], head=("plugin", "driver", "this process"))
+        shown = table(differences, head=("plugin", "driver", "this process"))
         node = os.uname().nodename
         raise ManifestMismatch(f"this process on {node} has other plugins than the driver:\n{shown}")
-    return register(entry.plugin for entry in manifest.entries)
+    return register(entry.plugin for entry in manifest.plugins)
 
 
 def mismatches(manifest: Manifest) -> list[Difference]:
     """Return the differences of this process from ``manifest``; imports no plugin."""
-    expected = (*manifest.entries, *manifest.functions)
     actual = []
-    for entry in expected:
-        try:
+    for entry in (*manifest.plugins, *manifest.functions):
+        with suppress(metadata.PackageNotFoundError, PluginError):
             actual.append(ManifestEntry.of(entry.plugin))
-        except (metadata.PackageNotFoundError, PluginError):
-            continue
-    return _differences(expected, actual)
-
-
-def _differences(expected: Sequence[ManifestEntry], actual: Sequence[ManifestEntry]) -> list[Difference]:
-    left, right = ({entry.key: entry for entry in entries} for entries in (expected, actual))
-    pairs = [(key[0], left.get(key), right.get(key)) for key in dict.fromkeys([*left, *right])]
-    return [
-        Difference(name, str(before or MISSING), str(after or MISSING))
-        for name, before, after in pairs
-        if before is None or after is None or (before.version, before.digest) != (after.version, after.digest)
-    ]
+    return manifest.differences(Manifest(tuple(actual)))
 
 
 def digest(plugin: Plugin) -> str:

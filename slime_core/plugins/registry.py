@@ -96,12 +96,14 @@ class Registry:
             return offers[0]
         if offers:
             choices = " or ".join(f"{plugin.name}:{name}" for plugin, _ in offers)
+            choices += f"; in a sum {offers[0][0].name}:{name}:" if kind is Kind.REWARD_MODEL else ""
             owners = " and ".join(str(plugin) for plugin, _ in offers)
             raise PluginError(f"{owners} both offer the {kind.words} {name!r}.\nWrite {choices}.")
         names = self.names(kind)
+        broken = "".join(f"Not loaded: {problem}\n" for problem in self.broken.values())
         raise PluginError(
             f"no installed plugin offers the {kind.words} {name!r}{nearest(name, names)}\n"
-            f"Installed plugins offer: {', '.join(names) or 'none'}.\n{self._not_loaded()}"
+            f"Installed plugins offer: {', '.join(names) or 'none'}.\n{broken}"
             "slime plugins list shows what is installed."
         )
 
@@ -110,13 +112,6 @@ class Registry:
         it is one of them."""
         owners = [owner.name for owner, _ in self.offers(kind, name)]
         return f"{plugin}:{name}" if len(owners) > 1 and plugin in owners else name
-
-    def _not_loaded(self) -> str:
-        return "".join(f"Not loaded: {problem}\n" for problem in self.broken.values())
-
-    def component(self, kind: Kind, name: str) -> Component:
-        """Return the component; raises as :meth:`find`."""
-        return self.find(kind, name)[1]
 
     def traits(self, kind: Kind, name: str) -> Any:
         """Return the traits of the component; raises as :meth:`find`."""
@@ -132,10 +127,6 @@ class Registry:
             (name, plugin.name) for (of, name), offers in self._components.items() for plugin, _ in offers if of is kind
         ]
         return tuple(sorted(self.meant(kind, name, plugin) for name, plugin in entries))
-
-    def components(self, plugin: str) -> list[Component]:
-        """Return the components of one plugin."""
-        return self.loaded[plugin].added.components
 
     def specs(self) -> list[tuple[Plugin, Component]]:
         """Return all model specs, each with its plugin."""
@@ -160,11 +151,7 @@ class Registry:
 
 
 def load_plugins(
-    names: Sequence[str] = (),
-    *,
-    without: Sequence[str] = (),
-    in_file: Sequence[str] = (),
-    options: bool = True,
+    names: Sequence[str] = (), *, without: Sequence[str] = (), in_file: Sequence[str] = (), options: bool = True
 ) -> Registry:
     """Load all installed plugins, and the files and modules in ``names``.
 
@@ -178,18 +165,18 @@ def load_plugins(
         PluginError: a named plugin is not installed or cannot be loaded. Others that cannot be loaded are in the
             ``broken`` of the result.
     """
-    found, unreadable = installed()
-    known = [plugin.name for plugin in found]
-    left_out = set(map(short_name, without)) - {CORE.name}
-    wanted = [name for name in names if short_name(name) not in left_out]
-    local = [resolve(name) for name in wanted if is_path(name)]
-    excusable = [*known, *map(short_name, [*names, *in_file])]
-    for flag, words, accepted in (("--plugin", wanted, known), ("--no-plugin", without, excusable)):
-        if unknown := [name for name in words if not is_path(name) and name not in accepted]:
-            raise unknown_plugin(unknown[0], known, flag=flag)
-    replaced = left_out | {plugin.name for plugin in local}
-    plugins: list[Plugin] = [*(plugin for plugin in found if plugin.name not in replaced), *local]
-    registry = register(plugins, required={CORE.name, *map(short_name, wanted)}, options=options)
+    available, unreadable = installed()
+    accepted = [plugin.name for plugin in available]
+    excluded = set(map(short_name, without)) - {CORE.name}
+    included = [name for name in names if short_name(name) not in excluded]
+    removable = [*accepted, *map(short_name, [*names, *in_file])]
+    for flag, words, choices in (("--plugin", included, accepted), ("--no-plugin", without, removable)):
+        if unknown := [name for name in words if not is_path(name) and name not in choices]:
+            raise unknown_plugin(unknown[0], accepted, flag=flag)
+    local = {short_name(name): resolve(name) for name in included if is_path(name)}
+    plugins = [plugin for plugin in available if plugin.name not in excluded | local.keys()]
+    required = {CORE.name, *map(short_name, included)}
+    registry = register([*plugins, *local.values()], required=required, options=options)
     registry.broken.update({place: PluginError(f"the metadata in {place} cannot be read") for place in unreadable})
     return registry
 

@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import astuple
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
@@ -442,7 +441,7 @@ def mismatch_text(differing: Mapping[str, Sequence[Difference]], broken: Mapping
         total: nodes of the cluster.
     """
     parts = [f"{len(differing) + len(broken)} of {total} nodes cannot run the driver's plugins; nothing was started."]
-    rows = [(node, *astuple(difference)) for node, differences in differing.items() for difference in differences]
+    rows = [(node, *difference) for node, differences in differing.items() for difference in differences]
     parts += [table(rows, head=("node", "plugin", "driver", "node has")), _INSTALL] if differing else []
     parts += [f"on node {node}: {failure}" for node, failure in broken.items()]
     return "\n".join(parts)

@@ -97,7 +97,7 @@ def test_the_written_config_repeats_the_run(trained: Finished) -> None:
 
 def test_the_manifest_names_the_plugins_that_ran(trained: Finished) -> None:
     manifest = Manifest.from_json((trained.folder / "plugins.json").read_text())
-    assert {entry.name for entry in manifest.entries} == {"core", "datasets", "grpo", "models"}
+    assert {entry.name for entry in manifest.plugins} == {"core", "datasets", "grpo", "models"}
     assert {plugin.name for plugin in attach(manifest).plugins} == {"core", "datasets", "grpo", "models"}
 
 

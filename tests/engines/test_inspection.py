@@ -75,7 +75,7 @@ def test_an_actor_refuses_another_version_and_another_content_and_names_its_node
 ) -> None:
     manifest = activate(["toy"]).manifest
     newer = refusal_of_an_actor(manifest, site("newer", version="2.0"))
-    content = manifest.entries[1].digest[:12]
+    content = manifest.plugins[1].digest[:12]
     title, _, row, *_ = newer.splitlines()
     assert socket.gethostname() in title
     assert row.split() == ["toy", "acme-toy", "1.0", content, "acme-toy", "2.0", content]

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from slime_core.config.load import load, peek
-from slime_core.plugins.activation import activate
+from slime_core.plugins.activation import activate_line
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "cluster"
@@ -152,8 +152,8 @@ def test_slime_knows_the_flags_of_the_entrypoint() -> None:
     program, command, *words = shlex.split(rayjob()["spec"]["entrypoint"])
     assert (program, command) == ("slime", "run")
     seen = peek(words)
-    active = activate(seen.plugins, uses=seen.uses)
-    config = load(words, **active.offered.for_load, check_rules=False).config
+    active = activate_line(seen)
+    config = load(words, **active.for_load, check_rules=False).config
     assert (config.num_learner_ranks, config.cluster.rollout_num_gpus) == (8, 8)
 
 

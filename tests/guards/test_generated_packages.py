@@ -19,7 +19,7 @@ from slime_core.cli.activation import with_settings_of_loaded_run
 from slime_core.cli.main import main
 from slime_core.config.load import Resolved, load, peek
 from slime_core.config.settings import anchored
-from slime_core.plugins.activation import activate
+from slime_core.plugins.activation import activate_line
 from slime_testing.scaffold import KINDS, LONGEST_NAME, TEMPLATES, Scaffold
 
 ROOT = Path(__file__).parents[2]
@@ -80,8 +80,8 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def resolve(argv: list[str]) -> Resolved:
     seen = peek(argv)
-    active = activate(seen.plugins, uses=seen.uses)
-    return load(with_settings_of_loaded_run(argv), **active.offered.for_load, check_rules=False)
+    active = activate_line(seen)
+    return load(with_settings_of_loaded_run(argv), **active.for_load, check_rules=False)
 
 
 def test_lint_and_format_find_nothing_whatever_the_length_of_the_name(folder: Path, tmp_path: Path) -> None:

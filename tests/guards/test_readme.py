@@ -22,7 +22,7 @@ from slime_core.config.load import Resolved, load, peek
 from slime_core.config.sampling import reward_names
 from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError
-from slime_core.plugins.activation import activate
+from slime_core.plugins.activation import activate, activate_line
 from slime_core.plugins.registration import Kind
 
 ROOT = Path(__file__).parents[2]
@@ -63,8 +63,8 @@ COMMANDS = {command: page for page, command in sorted(commands(), reverse=True)}
 
 def resolve(argv: list[str], *, check_rules: bool = False) -> Resolved:
     seen = peek(argv)
-    active = activate(seen.plugins, uses=seen.uses)
-    resolved = load(argv, **active.offered.for_load, check_rules=check_rules)
+    active = activate_line(seen)
+    resolved = load(argv, **active.for_load, check_rules=check_rules)
     for kind, names in COMPONENTS.items():
         for name in names(resolved.config):
             if name is not None:

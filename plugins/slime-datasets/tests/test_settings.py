@@ -21,7 +21,7 @@ TRAJECTORIES = "--data-source buffered --generate-function from_buffer"
 def checked(*argv: str) -> Resolved:
     argv = (*["--advantage-estimator", "sft", "--rollout-max-response-len", "8", "--num-rollout", "1"], *argv)
     active = activate_peeked(peek(argv), builds_model=False)
-    resolved = load(argv, **active.offered.for_load)
+    resolved = load(argv, **active.for_load)
     check_settings(resolved, active.registry)
     return resolved
 

@@ -15,7 +15,7 @@ from slime_grpo.options import GrpoOptions
 def test_a_run_that_names_a_transform_uses_it_without_the_plugins_presets() -> None:
     resolved, active = resolve(["--advantage-estimator", "sft", "--sample-transforms", "drop_zero_std"])
     assert "grpo" in {plugin.name for plugin in active.registry.plugins}
-    assert active.offered.presets == {}
+    assert active.presets == {}
     assert resolved.plugin_options["grpo"] == GrpoOptions()
     assert resolved.config.algorithm.advantage_estimator == "sft"
 

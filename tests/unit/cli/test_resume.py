@@ -18,10 +18,9 @@ from slime_core.cli.main import main
 from slime_core.cli.run import check_plugins
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import CheckpointError, ManifestMismatch
-from slime_core.plugins.activation import ActivePlugins, Offered, activate
+from slime_core.plugins.activation import activate
 from slime_core.plugins.discovery import Source
 from slime_core.plugins.manifest import Manifest, ManifestEntry
-from slime_core.plugins.registry import Registry
 
 SETTINGS = ("--plugin", "grpo", "--device", "cpu", "--num-rollout", "4", "--n-samples-per-prompt", "8")
 ROWS = "".join(json.dumps({"step": step, "train/loss": 0.5}) + "\n" for step in range(3))
@@ -140,8 +139,7 @@ THEN = Manifest((CORE, ACME))
 
 def check(now: Manifest, then: Manifest | None = THEN, *, allowed: bool = False, without: tuple[str, ...] = ()) -> None:
     checkpoint = Checkpoint(Path("run/step-000002"), RunState(2, plugins=json.loads(then.to_json()) if then else {}))
-    active = ActivePlugins(Registry([]), now, Offered(Registry([]), without=without))
-    check_plugins(active, checkpoint, allowed=allowed)
+    check_plugins(now, checkpoint, allowed=allowed, without=without)
 
 
 def test_another_version_added_and_removed_plugins_are_one_table() -> None:
@@ -206,7 +204,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run with a plugin that is no longer installed and has options, and with one that is."""
     run = tmp_path / "old"
     now = activate(["datasets", "grpo", "offpolicy"], architecture="Qwen3ForCausalLM").manifest
-    manifest = Manifest((*now.entries, GONE))
+    manifest = Manifest((*now.plugins, GONE))
     with drafted(run / "checkpoints", 2) as draft:
         write_state(draft, RunState(2, plugins=json.loads(manifest.to_json())))
     (run / "plugins.json").write_text(manifest.to_json())

@@ -53,7 +53,7 @@ class Lines:
     def resolved(self, *argv: str, source: str = PLUGIN, rules: bool = False) -> Resolved:
         words = ["--plugin", self._site.file("mine", source), "--advantage-estimator", "sft", *argv]
         self.active = activate_peeked(peek(words), builds_model=False)
-        return load(words, **self.active.offered.for_load, check_rules=rules)
+        return load(words, **self.active.for_load, check_rules=rules)
 
     def check(self, line: str, source: str = PLUGIN) -> None:
         resolved = self.resolved(*line.split(), source=source, rules=source == PLUGIN)
@@ -90,7 +90,7 @@ def test_a_setting_is_in_one_of_its_tables(lines: Lines, tmp_path: Path) -> None
 
 def test_help_and_explanations_show_it_under_the_plugin(lines: Lines) -> None:
     explained = explain("length-limit", lines.resolved("--length-limit", "7"))
-    options = lines.active.offered.options
+    options = lines.active.loaded.options
     assert "--length-limit N" in help_page("run", options).split("[mine]")[1]
     assert "--length-limit N" in help_topic("mine", options)
     assert explained.startswith("mine.limit = 7\n")

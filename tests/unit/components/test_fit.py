@@ -196,4 +196,4 @@ def test_light_components_of_this_project_fit() -> None:
     names = [(kind, name) for kind in Kind if kind is not Kind.MODEL_SPEC for name in registry.names(kind)]
     assert len(names) >= 30
     for kind, name in names:
-        assert list(misfits(registry.component(kind, name), load(registry, kind, name))) == []
+        assert list(misfits(registry.find(kind, name)[1], load(registry, kind, name))) == []

@@ -23,7 +23,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def check(line: str) -> None:
     words = line.split()
     active = activate_peeked(peek(words), builds_model=False)
-    resolved = load(words, **active.offered.for_load, check_rules=False)
+    resolved = load(words, **active.for_load, check_rules=False)
     check_selection(resolved.config, active.registry, trains=True)
 
 

@@ -61,6 +61,7 @@ def test_rules_and_other_mistakes_are_reported_together() -> None:
         (" 1 * math - .5*f1-2 * d:acc ", [RewardTerm(1, "math"), RewardTerm(-0.5, "f1"), RewardTerm(-2, "d", "acc")]),
         ("-1*a-b+2*c", [RewardTerm(-1, "a-b"), RewardTerm(2, "c")]),
         ("2*x+1", [RewardTerm(2, "x+1")]),
+        ("1*p:a: - 2*p:b:acc", [RewardTerm(1, "p:a"), RewardTerm(-2, "p:b", "acc")]),
     ],
 )  # fmt: skip
 def test_a_sum_is_weights_and_names_and_a_name_may_hold_signs(written, terms):

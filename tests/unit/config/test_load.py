@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -119,13 +118,13 @@ def test_only_plugins_that_take_part_have_options_in_the_result(tmp_path: Path) 
 def test_a_peek_says_what_flags_file_and_presets_use_of_plugins(tmp_path: Path) -> None:
     file = write(tmp_path, '[rollout]\nrm_type = "math"\n[toy]\nlow = 0.5\n')
     seen = peek(["--config", str(file), "--corrections", "tis", "--eval-prompt-data", "a", "a.parquet"])
-    offered = SimpleNamespace(
+    uses = seen.uses(
         takes_part=("toy",),
         presets={"advantage_estimator": [("flat", "toy")]},
-        options=TOY,
-        derived=lambda options, settings: [],
+        plugin_options=TOY,
+        without=(),
+        derive=lambda options, settings: [],
     )
-    uses = seen.uses(offered)
     assert uses.plugins == {"toy"}
     chosen = {(choice.kind, choice.name, choice.where) for choice in uses.components}
     assert chosen >= {

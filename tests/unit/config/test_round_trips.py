@@ -22,7 +22,7 @@ from slime_core.config.load import Resolved, load, peek
 from slime_core.config.options import Once
 from slime_core.config.sampling import EvalDataset
 from slime_core.config.settings import InWords, Setting, as_words, core_settings
-from slime_core.plugins.activation import activate
+from slime_core.plugins.activation import activate_line
 
 """The standard workflow, with fewer devices and prompts, and an engine's flag of each kind."""
 
@@ -170,8 +170,8 @@ TOML_FILES = sorted(path for path in EXAMPLES.rglob("*.toml") if path.name != "p
 
 def resolve(argv: list[str]) -> Resolved:
     seen = peek(argv)
-    active = activate(seen.plugins, uses=seen.uses)
-    return load(argv, **active.offered.for_load, check_rules=False)
+    active = activate_line(seen)
+    return load(argv, **active.for_load, check_rules=False)
 
 
 @pytest.mark.parametrize("path", TOML_FILES, ids=lambda path: str(path.relative_to(EXAMPLES)))

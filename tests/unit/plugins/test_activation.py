@@ -11,6 +11,7 @@ import pytest
 from slime_core.cli.activation import activate_peeked
 from slime_core.components.selection import check_selection, policy_loss
 from slime_core.config.load import Resolved, load, peek
+from slime_core.config.sampling import RewardTerm, reward_terms
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.activation import ActivePlugins, activate
 from slime_core.plugins.registration import Kind
@@ -65,7 +66,7 @@ def names(plugins: ActivePlugins) -> list[str]:
 
 
 def recorded(plugins: ActivePlugins) -> list[str]:
-    return [entry.name for entry in plugins.manifest.entries if entry.name != "datasets"]
+    return [entry.name for entry in plugins.manifest.plugins if entry.name != "datasets"]
 
 
 def part(*argv: str) -> list[str]:
@@ -75,7 +76,7 @@ def part(*argv: str) -> list[str]:
 
 def resolved(*argv: str) -> tuple[Resolved, ActivePlugins]:
     plugins = active(*argv)
-    return load(argv, **plugins.offered.for_load, check_rules=False), plugins
+    return load(argv, **plugins.for_load, check_rules=False), plugins
 
 
 # --- Installed, taking part, named ------------------------------------------------------------------------------------
@@ -87,9 +88,9 @@ def test_an_installed_plugin_takes_no_part_but_its_components_and_options_exist(
     assert names(plugins) == ["core"]
     assert recorded(plugins) == ["core"]
     assert plugins.registry.names(Kind.TRACKER) == ()
-    assert plugins.offered.loaded.owner(Kind.CORRECTION, "fade").name == "acme"
-    assert "acme" in plugins.offered.options
-    assert plugins.offered.presets == {}
+    assert plugins.loaded.owner(Kind.CORRECTION, "fade").name == "acme"
+    assert "acme" in plugins.loaded.options
+    assert plugins.presets == {}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_a_plugin_takes_part_by_a_component_or_by_an_option(acme: Site, argv: li
     assert names(plugins) == ["core", "acme"]
     assert recorded(plugins) == ["core", "acme"]
     assert plugins.registry.names(Kind.TRACKER) == ("book",)
-    assert plugins.offered.presets == {}
+    assert plugins.presets == {}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_only_plugins_that_take_part_have_options_in_the_result() -> None:
 def test_the_architecture_of_the_checkpoint_chooses_the_plugin_with_its_spec() -> None:
     plugins = activate(architecture="acmeLM")
     assert names(plugins) == ["core", "acme"]
-    assert plugins.offered.presets == {}
+    assert plugins.presets == {}
     with pytest.raises(PluginError, match=r"NobodyLM(.|\n)*acmeLM"):
         activate(architecture="NobodyLM")
 
@@ -206,8 +207,8 @@ def test_a_broken_plugin_can_be_left_out_and_is_an_error_once_named(
 def test_a_local_file_replaces_the_installed_plugin_of_its_name(acme: Site) -> None:
     plugins = active("--plugin", acme.file("acme", f"{REGISTER}add.reward_model('mine', 'x.y:Z')"))
     assert [str(plugin.source) for plugin in plugins.registry.plugins if plugin.name == "acme"] == ["file"]
-    assert [component.name for component in plugins.registry.components("acme")] == ["mine"]
-    assert plugins.offered.loaded.offers(Kind.CORRECTION, "fade") == []
+    assert [component.name for component in plugins.registry.loaded["acme"].added.components] == ["mine"]
+    assert plugins.loaded.offers(Kind.CORRECTION, "fade") == []
 
 
 # --- Several plugins with one name ------------------------------------------------------------------------------------
@@ -251,6 +252,14 @@ def test_a_preset_means_the_component_of_its_plugin(site: Site) -> None:
     assert registry.owner(Kind.ADVANTAGE_ESTIMATOR, config.algorithm.advantage_estimator).name == "zeta"
     assert registry.owner(Kind.POLICY_LOSS, policy_loss(config, registry)).name == "zeta"
     assert registry.owner(Kind.SAMPLE_TRANSFORM, config.rollout.sample_transforms[0]).name == "zeta"
+
+
+def test_a_sum_of_rewards_in_a_preset_means_the_models_of_its_plugin(site: Site) -> None:
+    source = f"{REGISTER}add.reward_model('length', 'x.y:Z'); add.presets(rm_type='0.5*length+0.5*random')"
+    both(site, source)
+    settings, _ = resolved("--plugin", "zeta")
+    assert reward_terms(settings.config.rollout.rm_type) == (RewardTerm(0.5, "zeta:length"), RewardTerm(0.5, "random"))
+    assert part("--rm-type", "1*acme:length:score") == ["acme"]
 
 
 def test_it_does_so_if_the_other_plugin_takes_part_too(site: Site) -> None:

@@ -45,7 +45,7 @@ def manifest_of(*names: str) -> Manifest:
 
 
 def entry_of(name: str) -> ManifestEntry:
-    (entry,) = (entry for entry in manifest_of(name).entries if entry.name == Path(name).stem)
+    (entry,) = (entry for entry in manifest_of(name).plugins if entry.name == Path(name).stem)
     return entry
 
 
@@ -74,7 +74,7 @@ def test_a_manifest_survives_json_and_pickling(site: Site, acme: Path) -> None:
     manifest = manifest_of("acme", site.file("mine", LOCAL))
     assert Manifest.from_json(manifest.to_json()) == manifest
     assert pickle.loads(pickle.dumps(manifest)) == manifest
-    about = [(entry.name, entry.distribution, entry.version, entry.source) for entry in manifest.entries]
+    about = [(entry.name, entry.distribution, entry.version, entry.source) for entry in manifest.plugins]
     assert about[0][0] == "core"
     assert about[1] == ("acme", "acme-dist", "2.1", Source.INSTALLED)
     assert (about[2][0], about[2][3]) == ("mine", Source.FILE)
@@ -98,11 +98,9 @@ ENTRY = {
         "{",
         [],
         {},
-        {"plugins": []},
         {"plugins": [{"name": "x"}], "functions": []},
         {"plugins": [ENTRY | {"version": 3}], "functions": []},
         {"plugins": [ENTRY | {"source": "web"}], "functions": []},
-        {"plugins": [ENTRY | {"more": ""}], "functions": []},
         {"plugins": ["x"], "functions": []},
     ],
 )
@@ -110,7 +108,7 @@ def test_a_text_that_is_no_manifest_is_refused(value: object) -> None:
     text = value if isinstance(value, str) else json.dumps(value)
     with pytest.raises(PluginError):
         Manifest.from_json(text)
-    assert Manifest.from_json(json.dumps({"plugins": [ENTRY], "functions": []})).entries[0].source is Source.FILE
+    assert Manifest.from_json(json.dumps({"plugins": [ENTRY], "functions": []})).plugins[0].source is Source.FILE
 
 
 # --- Another process --------------------------------------------------------------------------------------------------
@@ -125,13 +123,13 @@ def test_another_process_refuses_files_that_were_edited(acme: Path) -> None:
     (acme / "code.py").write_text("class Length: changed = True\n")
     error = in_another_process(manifest, acme.parent)
     assert "ManifestMismatch" in error
-    assert manifest.entries[1].digest[:12] in error
+    assert manifest.plugins[1].digest[:12] in error
 
 
 def test_a_single_file_travels_and_needs_no_file_there(site: Site, tmp_path: Path) -> None:
     manifest = manifest_of(site.file("mine", LOCAL))
     (tmp_path / "mine.py").unlink()
-    assert in_another_process(manifest, tmp_path) == f"{manifest.entries[1].module} core mine"
+    assert in_another_process(manifest, tmp_path) == f"{manifest.plugins[1].module} core mine"
 
 
 # --- Differences ------------------------------------------------------------------------------------------------------
@@ -140,12 +138,12 @@ def test_a_single_file_travels_and_needs_no_file_there(site: Site, tmp_path: Pat
 def test_another_content_is_refused_with_both_digests(acme: Path) -> None:
     manifest = manifest_of("acme")
     (acme / "code.py").write_text("class Length: changed = True\n")
-    digests = [entry.digest[:12] for entry in (manifest.entries[1], entry_of("acme"))]
+    digests = [entry.digest[:12] for entry in (manifest.plugins[1], entry_of("acme"))]
     assert row(manifest) == ["acme", *(f"acme-dist 2.1 {digest}" for digest in digests)]
 
 
 def test_another_version_is_refused_with_both_versions(acme: Path) -> None:
-    core, entry = manifest_of("acme").entries
+    core, entry = manifest_of("acme").plugins
     digest = entry.digest[:12]
     manifest = Manifest((core, replace(entry, version="2.0")))
     assert row(manifest) == ["acme", f"acme-dist 2.0 {digest}", f"acme-dist 2.1 {digest}"]
@@ -166,7 +164,7 @@ def test_a_package_that_is_gone_while_its_metadata_stays_differs(acme: Path) -> 
 
 
 def test_bytes_that_do_not_have_the_digest_are_refused(site: Site) -> None:
-    core, entry = manifest_of(site.file("mine", LOCAL)).entries
+    core, entry = manifest_of(site.file("mine", LOCAL)).plugins
     assert row(Manifest((core, replace(entry, content="eCA9IDEK"))))[0] == "mine"
 
 

@@ -157,7 +157,7 @@ def test_two_plugins_with_one_component_are_both_there_and_the_bare_name_is_an_e
     for name in ("acme-dist 2.1", "zeta-dist 2.1", "acme:length", "zeta:length"):
         assert name in str(failure.value)
     assert registry.find(Kind.REWARD_MODEL, "zeta:length")[0].name == "zeta"
-    assert registry.component(Kind.REWARD_MODEL, "acme:length").target == "acme_p.code:Length"
+    assert registry.find(Kind.REWARD_MODEL, "acme:length")[1].target == "acme_p.code:Length"
     assert {"acme:length", "zeta:length"} <= set(registry.names(Kind.REWARD_MODEL))
     assert "length" not in registry.names(Kind.REWARD_MODEL)
     with pytest.raises(PluginError):
@@ -183,7 +183,7 @@ def test_two_specs_of_one_architecture_are_both_named_unless_one_is_preferred(si
     assert preferred[0].name == "zeta"
     single = registry.model_spec("zetaLM")
     assert single is not None
-    assert single[1] is registry.component(Kind.MODEL_SPEC, "zeta:tree")
+    assert single == registry.find(Kind.MODEL_SPEC, "zeta:tree")
     assert registry.model_spec("NobodyLM") is None
 
 
@@ -262,7 +262,7 @@ def test_a_registry_of_some_plugins_has_the_components_of_no_other(site: Site) -
     registry = both(site, REWARD).only(["core", "zeta", "zeta"])
     assert [plugin.name for plugin in registry.plugins] == ["core", "zeta"]
     assert registry.owner(Kind.REWARD_MODEL, "length").name == "zeta"
-    assert [component.name for component in registry.components("zeta")] == ["length"]
+    assert [component.name for component in registry.loaded["zeta"].added.components] == ["length"]
 
 
 def test_all_plugins_are_required_unless_the_caller_names_some(site: Site) -> None:

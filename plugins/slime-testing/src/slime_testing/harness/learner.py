@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_core.components.construction import prepare_options
-from slime_core.components.functions import find_functions
+from slime_core.components.functions import with_functions
 from slime_core.components.selection import policy_loss
 from slime_core.config.load import load, peek
 from slime_core.errors import RunError, WaitTimeout
 from slime_core.learner import LearnerSettings
-from slime_core.plugins.activation import activate
+from slime_core.plugins.activation import activate_line
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample
@@ -89,15 +89,8 @@ def train_step(
     (architecture,) = json.loads((model / "config.json").read_text(encoding="utf-8"))["architectures"][:1]
     flags = ["--device", "cpu", *flags]
     seen = peek(flags)
-    active = activate(
-        seen.plugins,
-        architecture=architecture,
-        without=seen.no_plugins,
-        in_file=seen.in_file,
-        uses=seen.uses,
-        functions=find_functions,
-    )
-    resolved = load(flags, **active.offered.for_load, check_rules=False)
+    active = with_functions(activate_line(seen, architecture=architecture))
+    resolved = load(flags, **active.for_load, check_rules=False)
     settings = LearnerSettings(
         resolved.config,
         model.resolve(),

@@ -114,7 +114,7 @@ class ActivePlugin:
         Raises:
             PluginError: neither the plugin nor ``core`` offers it.
         """
-        return self._registry.component(kind, name)
+        return self._registry.find(kind, name)[1]
 
     def load(self, kind: Kind, name: str) -> object:
         """Return the target of the component, imported and checked against the contract of its kind.
