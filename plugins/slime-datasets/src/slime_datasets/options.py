@@ -49,6 +49,11 @@ class DatasetsOptions(PluginOptions):
     ] = None
     """With streaming_data, shuffle only within blocks of this many rows. None: shuffle all rows, with an index of the
     files that is built once and cached."""
+    num_epoch: Annotated[
+        Count | None, Flag("--num-epoch", section=SECTION), Needs("prompt_data"), UsedBy("prompts", "buffered")
+    ] = None
+    """Passes over the rows of prompt_data, from which num_rollout follows unless it is set. Rows that are left out, or
+    sampled again in place of dropped groups, are not considered. None: num_rollout counts."""
     loss_mask_type: Annotated[
         Literal["auto"],
         BeforeValidator(_without_family),

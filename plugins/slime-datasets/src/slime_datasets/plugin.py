@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core import Registration, hookimpl
@@ -11,9 +12,14 @@ from slime_core.errors import DataError
 
 if TYPE_CHECKING:
     from slime_core import RunPlan
+    from slime_core.provisional import DerivedSetting
+    from slime_core.types import JsonValue
     from slime_datasets.options import DatasetsOptions
 
 __all__: list[str] = []
+
+DEFAULT_PROMPTS = 32
+"""Prompts of a rollout if no setting says otherwise, as in the core."""
 
 
 @hookimpl
@@ -27,6 +33,22 @@ def slime_register(add: Registration) -> None:
     add.generate_function(
         "from_buffer", "slime_datasets.recorded:from_buffer", scope="group", sends_prompts_whole=True, rewards=True
     )
+
+
+@hookimpl
+def slime_settings(options: DatasetsOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
+    path, prompts = settings.get("prompt_data"), settings.get("rollout_batch_size", DEFAULT_PROMPTS)
+    if options.num_epoch is None or not isinstance(path, str) or not isinstance(prompts, int):
+        return
+    from slime_core.provisional import DerivedSetting
+    from slime_datasets.formats import open_rows
+
+    try:
+        rows = open_rows(Path(path)).total()
+    except DataError:  # reported with the prompts
+        return
+    rollouts = max(1, options.num_epoch * rows // prompts)
+    yield DerivedSetting("num_rollout", rollouts, option="num_epoch", given="keep")
 
 
 @hookimpl
