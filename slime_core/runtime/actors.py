@@ -15,10 +15,10 @@ A caller names the method itself, ``actor.start(LearnerActor.publish, 3)``: mypy
 result, and an editor jumps to the code that runs. The class is imported for that on both sides, so its file imports
 torch and the like inside methods only.
 
-An actor answers the watchdog through its own "control" threads, but not before its constructor has returned. The price
-is that the constructor runs in the main thread and all methods in one other thread, always the same. So keep
-constructors light; load models, choose the CUDA device and set thread counts in a method, because those belong to the
-calling thread; and install signal handlers in the constructor, because Python allows them in the main thread only.
+An actor answers the watchdog through separate "control" threads, once its constructor has returned. Therefore the
+constructor runs in the main thread and all methods in one other thread, always the same. So keep constructors light;
+load models, choose the CUDA device and set thread counts in a method, because these belong to the calling thread; and
+install signal handlers in the constructor, because Python allows them in the main thread only.
 
 An error of an actor is, on the driver, the SlimeError that the actor raised, or a RemoteError for any other failure.
 """
@@ -75,7 +75,7 @@ LAST_LINES, LAST_BYTES = 15, 64 * 1024
 
 _PID = re.compile(r"^\s*pid: (\d+)$", re.MULTILINE)
 _MARK = re.compile(r":\w+:\S*")
-"""A line of Ray's own in the output of a process: which task the next lines belong to."""
+"""A line that Ray adds to the output of a process: the task of the next lines."""
 
 _SEAL = re.compile(r"slime-error:([A-Za-z0-9+/=]+)")
 _CLASSES: dict[str, type[SlimeError]] = {name: vars(errors)[name] for name in errors.__all__}
@@ -86,50 +86,50 @@ _CONSTRUCTOR = "error raised in its creation task"
 """Ray's message about an actor whose constructor raised an error (ray 2.60)."""
 
 _UNEXPECTED = "unexpectedly"
-"""Ray's word about a process that ended without being told to (ray 2.60)."""
+"""Ray's word about a process that nobody ended on purpose (ray 2.60)."""
 
 _CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received|Fatal Python error: Segmentation fault")
-"""What the handlers of Ray and Python print when a process crashes."""
+"""Output of the handlers of Ray and Python when a process crashes."""
 
 _EXIT_CODE = re.compile(r"exit code[:=]? (-?\d+)")
 _COMPLAINT = re.compile(r"error|exception|fatal|abort|terminate|traceback|assert|SIG[A-Z]{3}", re.IGNORECASE)
 
 _LOST = (ActorUnavailableError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
-"""Errors of Ray that say that a process is gone, besides those of an actor that died."""
+"""Errors of Ray about a process that is gone, in addition to those of an actor that died."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class SealedError(RuntimeError):
-    """A SlimeError of an actor's constructor, in a form that survives Ray, which keeps only the text of those.
+    """A SlimeError of an actor's constructor as text, because Ray keeps only the text of errors of constructors.
 
-    What is sealed is a name and a message. A class that is not in :mod:`slime_core.errors` becomes its nearest ancestor
-    there; nothing in a text can make this process run code.
+    The text has the name of the class and the message; nothing in it can make this process run code. A class that is
+    not in :mod:`slime_core.errors` becomes its nearest ancestor there.
     """
 
     @classmethod
     def seal(cls, error: SlimeError) -> SealedError:
-        """``error`` as text."""
-        name = next(one.__name__ for one in type(error).__mro__ if one in _CLASSES.values())
-        # Base64: Ray wraps the message of an error in a text of its own, quoted or not.
+        """Return ``error`` as text."""
+        name = next(base.__name__ for base in type(error).__mro__ if base in _CLASSES.values())
+        # Base64, because Ray puts the message into a longer text, sometimes quoted.
         return cls(f"slime-error:{base64.b64encode(json.dumps([name, str(error)]).encode()).decode()}")
 
     @staticmethod
     def open(text: str) -> SlimeError | None:
-        """The error sealed somewhere in ``text``, if any."""
-        found = _SEAL.search(text)
-        if found is None:
+        """Return the error sealed somewhere in ``text``, if any."""
+        sealed = _SEAL.search(text)
+        if sealed is None:
             return None
         try:
-            name, message = json.loads(base64.b64decode(found[1]))
+            name, message = json.loads(base64.b64decode(sealed[1]))
             return _CLASSES[name](message)
         except (ValueError, TypeError, KeyError):  # not of our making
             return None
 
 
 def local_error(error: RayError, *, who: str) -> SlimeError:
-    """The SlimeError that ``who`` raised, class and message kept, or a RemoteError with the remote traceback's tail: a
-    ProcessDied where the process of ``who`` is gone, a NodeDied where its node or Ray is."""
+    """Return the SlimeError that ``who`` raised, with class and message, or a RemoteError with the end of the remote
+    traceback: a ProcessDied if the process of ``who`` is gone, a NodeDied if its node or Ray is."""
     if isinstance(error, RayTaskError):
         return _from_task(error, who)
     if isinstance(error, LocalRayletDiedError | NodeDiedError) or _NODE.search(str(error)):
@@ -137,7 +137,7 @@ def local_error(error: RayError, *, who: str) -> SlimeError:
         read = "" if logs is None else f" Ray's logs are in {logs} (raylet.out, raylet.err)."
         return NodeDied(
             f"Ray died: a node of the cluster is gone, its raylet process ended, and {who} with it. Often the kernel's "
-            f"out-of-memory killer did it (dmesg says so).{read}\n{_tail(str(error))}"
+            f"out-of-memory killer did it (see dmesg).{read}\n{_tail(str(error))}"
         )
     if isinstance(error, ActorDiedError):
         kind = RemoteError if _CONSTRUCTOR in str(error) else ProcessDied
@@ -152,8 +152,8 @@ def local_error(error: RayError, *, who: str) -> SlimeError:
 
 
 def _cause_of_death(message: str, output: Sequence[str]) -> str:
-    """One sentence about the process in Ray's ``message``. Ray does not report the signal that ended a process, but a
-    process that crashes prints it, so what ends one in silence is SIGKILL, or an exit of its code."""
+    """Return a sentence about the process in Ray's ``message``. Ray does not report the signal that ended a process. A
+    process that crashes prints it, so a process that prints nothing got SIGKILL, or its code exited."""
     pid, text = _PID.search(message), "\n".join(output)
     process = "Its process" if pid is None else f"Its process {pid[1]}"
     if (crash := _CRASH.search(text)) is not None:
@@ -162,21 +162,21 @@ def _cause_of_death(message: str, output: Sequence[str]) -> str:
         return f"{process} exited with code {code[1]}."
     return (
         f"{process} was killed by SIGKILL, or exited without a word; often it was the kernel's out-of-memory killer "
-        "(dmesg says so)."
+        "(see dmesg)."
     )
 
 
 def _complaints(output: Sequence[str]) -> Sequence[str]:
-    """``output`` if it speaks of an error; the warnings of an ordinary process explain nothing."""
+    """Return ``output`` if it mentions an error; the warnings of an ordinary process explain nothing."""
     return output if any(_COMPLAINT.search(line) for line in output[1:]) else ()
 
 
 def last_words(message: str, logs: Path | None) -> list[str]:
-    """The last lines of output of the process in ``message``; empty: there are none, or it ran on another node.
+    """Return the last lines of output of the process in ``message``; empty if there are none or it ran on another node.
 
     Arguments:
         message: Ray's, about an actor that died; it names the process.
-        logs: where Ray keeps what its processes on this node print; None: unknown.
+        logs: Ray's folder with the output of its processes on this node; None if unknown.
     """
     pid = _PID.search(message)
     if pid is None or logs is None:
@@ -190,7 +190,7 @@ def last_words(message: str, logs: Path | None) -> list[str]:
 
 
 def session_folder() -> Path | None:
-    """The folder of Ray's session on this node, which outlives its processes. None: this is not a process of Ray."""
+    """Return the folder of Ray's session on this node, which outlives its processes; None outside Ray's processes."""
     node: Any = worker._global_node
     return None if node is None else Path(node.get_session_dir_path())
 
@@ -222,12 +222,12 @@ SCAFFOLDING = ("/site-packages/ray/", "/threading.py", "/asyncio/runners.py", "/
 
 
 def process_stacks() -> str:
-    """The stacks of all threads of this process, then of its asyncio tasks (see :func:`task_stacks`)."""
+    """Return the stacks of all threads of this process, then of its asyncio tasks (see :func:`task_stacks`)."""
     return "\n".join(part for part in (thread_stacks(), task_stacks()) if part)
 
 
 def thread_stacks() -> str:
-    """The stack of every busy thread but the calling one, innermost frame last."""
+    """Return the stack of every busy thread except the calling one, innermost frame last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     caller = threading.get_ident()
     frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != caller}
@@ -236,8 +236,8 @@ def thread_stacks() -> str:
 
 
 def task_stacks() -> str:
-    """Where every unfinished asyncio task is suspended, over the event loops that called :func:`show_tasks`; tasks
-    that wait at the same place are listed once, with their number."""
+    """Return the stack of every unfinished asyncio task of the event loops that called :func:`show_tasks`; list tasks
+    with the same stack once, with their number."""
     waiting: dict[str, list[str]] = {}
     for task in (task for loop in _LOOPS for task in asyncio.all_tasks(loop)):
         waiting.setdefault("".join(_suspended(task)).rstrip(), []).append(task.get_name())
@@ -265,12 +265,12 @@ def _suspended(task: asyncio.Task[Any]) -> Iterator[str]:
 
 
 def _awaited(waiting: object) -> object:
-    # Ray runs an actor's coroutine inside a compiled one, which has no frame but knows what it awaits: a wrapper (or a
-    # task) that only the collector can look into.
-    found: object = getattr(waiting, "cr_await", None)
-    if found is None or isinstance(found, CoroutineType):
-        return found
-    return next((inner for inner in gc.get_referents(found) if isinstance(inner, CoroutineType)), found)
+    # Ray runs an actor's coroutine inside a compiled one, which has no frame and awaits a wrapper (or a task) that only
+    # the collector can look into.
+    awaited: object = getattr(waiting, "cr_await", None)
+    if awaited is None or isinstance(awaited, CoroutineType):
+        return awaited
+    return next((inner for inner in gc.get_referents(awaited) if isinstance(inner, CoroutineType)), awaited)
 
 
 def _frames(frame: FrameType) -> str:
@@ -298,12 +298,12 @@ Ref = ray.ObjectRef
 
 
 def control(method: Callable[P, R]) -> Callable[P, R]:
-    """Marks a method of an actor class that answers at once, whatever the actor's main thread does."""
+    """Mark a method of an actor class that answers at once, whatever the actor's main thread does."""
     return _in_group("control", method)
 
 
 def background(method: Callable[P, R]) -> Callable[P, R]:
-    """Marks a method of an actor class that runs in a thread of its own, at the same time as other methods."""
+    """Mark a method of an actor class that runs in a separate thread, at the same time as other methods."""
     return _in_group("background", method)
 
 
@@ -318,17 +318,17 @@ class Watched:
 
     @control
     def stacks(self) -> str:
-        """The stacks of every thread and task of the actor."""
+        """Return the stacks of every thread and task of the actor."""
         return f"process {os.getpid()} on {socket.gethostname()}\n{process_stacks()}"
 
     @control
     def progress(self) -> Progress | None:
-        """How far the call is that the actor works on; None: unknown."""
+        """Return the progress of the actor's current call; None if unknown."""
         return None
 
     @control
     def ping(self) -> int:
-        """The process id of the actor."""
+        """Return the process id of the actor."""
         return os.getpid()
 
 
@@ -361,7 +361,7 @@ class Actor(Generic[W_co]):
     ) -> Call[object]:
         """Start ``method``, for example ``LearnerActor.publish``, and return at once;
         :func:`~slime_core.runtime.waiting.wait` takes the result."""
-        # The one place where a remote method is looked up by name: Ray makes methods attributes of its handle.
+        # Only here a remote method is looked up by name: Ray makes methods attributes of its handle.
         name = method.__name__
         return Call(getattr(self.handle, name).remote(*args, **kwargs), self.label, name, self)
 
@@ -406,12 +406,12 @@ class ActorGroup(Generic[W_co]):
         return [actor.start(method, *args, **kwargs) for actor in self.actors]
 
     def start_each(self, method: Callable[[W_co, A], R], arguments: Sequence[A], /) -> list[Call[R]]:
-        """Start ``method`` on every actor, each with its own argument.
+        """Start ``method`` on every actor with one of the ``arguments``.
 
         Raises:
-            ValueError: not one argument an actor.
+            ValueError: the number of arguments is not that of actors.
         """
-        return [actor.start(method, own) for actor, own in zip(self.actors, arguments, strict=True)]
+        return [actor.start(method, argument) for actor, argument in zip(self.actors, arguments, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,9 +420,9 @@ class Launch:
 
     Arguments:
         label: its name in messages, ``"engine 1"``.
-        placement: its bundle, resources and environment; None: anywhere, without a core or a device.
-        env: further environment variables of the process. With none it starts in 0.2-0.5 s, otherwise in about 1 s.
-        log: file into which what its Python code prints and logs is copied; None: none.
+        placement: its bundle, resources and environment. By default any node, without a core or a device.
+        env: further environment variables of the process. Without any it starts in 0.2-0.5 s, otherwise in about 1 s.
+        log: file that gets a copy of the output and the log records of its Python code, if any.
     """
 
     label: str
@@ -432,7 +432,7 @@ class Launch:
 
 
 def start_actor(launch: Launch, cls: Callable[P, W], /, *args: P.args, **kwargs: P.kwargs) -> Actor[W]:
-    """Start ``cls(*args, **kwargs)``, a class of actors, in its own process and return at once."""
+    """Start ``cls(*args, **kwargs)``, a class of actors, in a new process and return at once."""
     placement = launch.placement
     variables = {**(placement.env if placement else {}), **launch.env}
     options: dict[str, Any] = {
@@ -450,13 +450,13 @@ def start_actor(launch: Launch, cls: Callable[P, W], /, *args: P.args, **kwargs:
 
 @contextmanager
 def uncollected(*, allocations: int | None = None) -> Iterator[None]:
-    """No garbage collection inside the block, and objects that exist after it are never collected.
+    """Switch garbage collection off inside the block; objects that exist after it are never collected.
 
     For imports of torch, Megatron-core and transformers: their half a million objects stay, and collecting among them
     takes about a second of the start of a process.
 
     Arguments:
-        allocations: containers that are allocated between two collections from then on; None: as before.
+        allocations: containers that are allocated between two collections from then on; by default as many as before.
     """
     gc.disable()
     try:
@@ -469,10 +469,10 @@ def uncollected(*, allocations: int | None = None) -> Iterator[None]:
 
 
 def keep_output(log: Path) -> None:
-    """From now on ``log`` gets what Python code of this process writes to stdout and stderr, and log records from INFO.
+    """Copy to ``log`` what Python code of this process writes to stdout and stderr, and log records from INFO.
 
-    All of it still goes where it went before, where Ray finds the last lines of a process that dies; of log records,
-    those from WARNING. Without a folder that can be written, nothing changes but a warning: a log must not end a run.
+    Stdout and stderr still get the output, because Ray reports the last lines of a process that dies; and log records
+    from WARNING. If the folder cannot be written, warn and change nothing, because a log must not end a run.
     """
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -493,7 +493,7 @@ def keep_output(log: Path) -> None:
 
 
 class _Copied:
-    """A text stream of which ``file`` gets a copy; all but writing is the stream's own."""
+    """A text stream that also writes to ``file``."""
 
     def __init__(self, stream: TextIO, file: TextIO) -> None:
         self._stream = stream

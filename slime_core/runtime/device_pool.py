@@ -1,7 +1,7 @@
-"""Which role holds the devices.
+"""Gives the devices to one role at a time.
 
-Where learner and engines have devices of their own, :class:`DevicePool` only knows the owner. Where they are colocated
-on the same devices, :class:`ColocatedDevices` moves memory in five phases:
+If learner and engines have separate devices, :class:`DevicePool` only records the owner. If they are colocated on the
+same devices, :class:`ColocatedDevices` moves memory in five phases:
 
     GENERATING   the engines hold weights and cache; the learner is offloaded
     CACHE_FREE   the engines have stopped generating and released their cache
@@ -66,10 +66,10 @@ class DevicePool:
     """Gives the devices to one role at a time.
 
     Arguments:
-        colocated: devices that learner and engines share; None: each has devices of its own, and nothing moves.
+        colocated: devices that learner and engines share. By default they have separate ones, and nothing moves.
 
     Attributes:
-        owner: the role that holds the devices; None: the engines generate.
+        owner: the role that holds the devices; None while the engines generate.
     """
 
     def __init__(self, colocated: ColocatedDevices | None = None) -> None:
@@ -78,7 +78,7 @@ class DevicePool:
 
     @contextmanager
     def held_by(self, role: str) -> Iterator[None]:
-        """``role`` holds the devices inside the block. If the block fails they stay as they are: the run ends.
+        """Give ``role`` the devices inside the block. If the block fails, nothing moves, because the run ends.
 
         Raises:
             AssertionError: another role holds them, which is a mistake in the loop.
@@ -95,7 +95,7 @@ class DevicePool:
             self.owner = None
 
     def make_room_for_weights(self) -> None:
-        """The engines have memory for the weights that are published next."""
+        """Give the engines memory for the weights that are published next."""
         if self._colocated is not None:
             self._colocated.make_room_for_weights()
 
@@ -108,7 +108,7 @@ class ColocatedDevices:
         learner: it may still be starting when :meth:`vacate` is called, but not in the other methods.
 
     Attributes:
-        phase: unchanged where an engine or the learner fails.
+        phase: unchanged if an engine or the learner fails.
     """
 
     def __init__(self, engines: Engines, learner: OffloadableLearner) -> None:
@@ -117,10 +117,9 @@ class ColocatedDevices:
         self._learner = learner
 
     def vacate(self) -> None:
-        """The engines release cache, which needs idle engines, and then weights.
+        """Release the engines' cache, for which they must be idle, and then their weights.
 
-        A request whose client has gone may still be running: it is aborted, because releasing memory under it would
-        end the server.
+        Abort requests of clients that have gone first, because releasing memory under a request would end the server.
         """
         self._require(Phase.GENERATING)
         self._engines.pause("abort")
@@ -130,20 +129,20 @@ class ColocatedDevices:
         self.phase = Phase.LEARNING
 
     def give_to_learner(self) -> None:
-        """The engines leave, unless they left at the start of the run, and the learner returns to the devices."""
+        """Release the engines' memory, unless that was done at the start of the run, and load the learner."""
         if self.phase is not Phase.LEARNING:
             self.vacate()
         self._learner.onload()
 
     def make_room_for_weights(self) -> None:
-        """The learner leaves but for its weights, which it sends; then the engines allocate memory for theirs."""
+        """Offload the learner except its weights, which it sends; then allocate memory for the engines' weights."""
         self._require(Phase.LEARNING)
         self._learner.offload(keeps_weights=True)
         self._engines.resume_memory(WEIGHTS)
         self.phase = Phase.PUBLISHING
 
     def return_to_engines(self) -> None:
-        """The learner leaves; the engines, which hold its weights, get their cache back and resume."""
+        """Offload the learner; then allocate the cache of the engines, which have the weights, and let them resume."""
         self._require(Phase.PUBLISHING)
         self._learner.offload()
         self.phase = Phase.REFILLED

@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def resources_per_actor(self) -> tuple[float, float]:
-        """Cores and GPUs that one actor takes of its bundle: half of it where a learner rank and an engine share it."""
+        """Cores and GPUs that one actor takes of its bundle: half of it if a learner rank and an engine share it."""
         if not self.layout.colocated:
             return self.cpus, self.gpus
         return _rounded_down(self.cpus / 2), _rounded_down(self.gpus / 2)
@@ -178,7 +178,7 @@ def require_device_support(config: RunConfig, layout: Layout) -> None:
 
 
 def _can_use_gpus(config: RunConfig, num_gpus: int) -> bool:
-    # The CPU build of torch says so in its version; importing torch to ask would cost the driver seconds. The driver of
+    # The version of torch marks a CPU build; importing torch to find out would cost the driver seconds. The driver of
     # a joined cluster may be on a node without a GPU, with another build than the nodes that compute.
     joins = cluster_address(config.cluster.ray_address) is not None
     return num_gpus > 0 and (joins or not metadata.version("torch").endswith("+cpu"))
@@ -210,7 +210,7 @@ def requested_layout(config: RunConfig, device: Device, *, learner_ranks: int) -
 def plan(layout: Layout, *, capacity: Capacity) -> Plan:
     """Return the request for the bundles of ``layout``.
 
-    On a CPU each bundle asks for ``min(1, cores / processes)``: more processes than cores share them rather than fail.
+    On a CPU each bundle requests ``min(1, cores / processes)``: more processes than cores share them rather than fail.
     On GPUs nothing is shared.
 
     Raises:
@@ -267,7 +267,7 @@ def assign(layout: Layout, *, bundles: Sequence[PlacedBundle], largest_node: flo
     that is larger than every node spans nodes.
 
     Arguments:
-        largest_node: number of bundles that the largest node can hold, free or not.
+        largest_node: number of bundles that the largest node can hold, including those in use.
 
     Raises:
         PlacementError: the free bundles of the nodes do not add up to whole engines, or whole tensor-parallel groups.
@@ -278,18 +278,21 @@ def assign(layout: Layout, *, bundles: Sequence[PlacedBundle], largest_node: flo
     auxiliary = of_engines(ordered, layout.auxiliary)
     ordered = _without(ordered, auxiliary)
     if layout.colocated:
-        ordered, left = ordered[: len(ordered) - layout.critic_ranks], ordered[len(ordered) - layout.critic_ranks :]
+        ordered, unassigned = (
+            ordered[: len(ordered) - layout.critic_ranks],
+            ordered[len(ordered) - layout.critic_ranks :],
+        )
         engines = of_engines(ordered[::-1], layout.engines[::-1])[::-1]
         learner = _first_ranks(ordered, layout.learner_ranks, tensor, LEARNER)
     elif tensor > max(layout.engines, default=1):
         learner = _first_ranks(ordered, layout.learner_ranks, tensor, LEARNER)
         engines = of_engines(_without(ordered, [learner]), layout.engines)
-        left = _without(ordered, [learner, *engines])
+        unassigned = _without(ordered, [learner, *engines])
     else:
         engines = of_engines(ordered, layout.engines)
         learner = _first_ranks(_without(ordered, engines), layout.learner_ranks, tensor, LEARNER)
-        left = _without(ordered, [learner, *engines])
-    critic = _first_ranks(left, layout.critic_ranks, critic_tensor, CRITIC)
+        unassigned = _without(ordered, [learner, *engines])
+    critic = _first_ranks(unassigned, layout.critic_ranks, critic_tensor, CRITIC)
     return Assignment(learner, engines, critic, auxiliary)
 
 
@@ -341,10 +344,10 @@ def _take(
             del node[-part:]
         return tuple(sorted(block, key=_order))
     nodes = "one node" if num_nodes == 1 else f"{num_nodes} nodes, {part} on each"
-    found = ", ".join(f"{node[0].address}: {len(node)}" for node in free.values() if node)
+    available = ", ".join(f"{node[0].address}: {len(node)}" for node in free.values() if node)
     raise PlacementError(
         f"The run needs {sizes.count(size)} {what.format(size=size, nodes=nodes)}, but the devices left are "
-        f"{found or 'none'}. Choose sizes of engines and tensor-parallel groups that divide a node's devices."
+        f"{available or 'none'}. Choose sizes of engines and tensor-parallel groups that divide a node's devices."
     )
 
 

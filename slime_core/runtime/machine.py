@@ -33,7 +33,7 @@ class Machine:
     Arguments:
         cores: that this process may run on.
         memory: bytes that are free or can be freed, within the limit of this process's cgroup.
-        shared_memory: free bytes of /dev/shm; None: there is none.
+        shared_memory: free bytes of /dev/shm; None if there is none.
         has_gpus: a GPU driver has devices here.
         torch: version of torch; ``+cpu`` at its end marks a build without CUDA.
         missing_build_tools: the programs that SGLang needs to compile GPU kernels and that an engine would not find.
@@ -55,10 +55,10 @@ class Machine:
 
 
 def cluster_address(ray_address: str | None) -> str | None:
-    """The Ray cluster that a run joins; None: it starts one of its own on this machine.
+    """Return the address of the Ray cluster that a run joins; None if it starts a private one on this machine.
 
     Arguments:
-        ray_address: the setting; where it is None, ``RAY_ADDRESS`` counts, which ``ray job submit`` sets.
+        ray_address: the setting; by default the variable ``RAY_ADDRESS``, which ``ray job submit`` sets.
     """
     address = ray_address or os.environ.get("RAY_ADDRESS")
     return None if address == "local" else address or None
@@ -81,13 +81,13 @@ def _missing_build_tools() -> tuple[str, ...]:
 
 
 def cpu_threads() -> int:
-    """Threads of one operation on a CPU: ``OMP_NUM_THREADS``, or one for each core that this process may run on."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    return int(wanted) if wanted.isdecimal() and int(wanted) else len(os.sched_getaffinity(0))
+    """Return the threads of one operation on a CPU: ``OMP_NUM_THREADS``, or the cores that this process may run on."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdecimal() and int(threads) else len(os.sched_getaffinity(0))
 
 
 def nccl_environment(config: RunConfig) -> dict[str, str]:
-    """NCCL's variables of learner ranks and engines: what the user exports counts on every node.
+    """Return NCCL's variables of learner ranks and engines; variables of the driver count on every node.
 
     Rank 0 and the engines form one NCCL group only if weights are broadcast (``distributed``); then all of them need
     the same values. SGLang 0.5.23 sets the variables to 0 if they are unset, and to 1 for two of its flags
@@ -100,9 +100,9 @@ def nccl_environment(config: RunConfig) -> dict[str, str]:
     if config.transport != "distributed" or not (config.debug.trains and config.num_engines):
         return chosen
     groups = (*config.engine_groups, *config.eval_groups)
-    flags = [dict(given) for given in (config.sglang.given, *(group.overrides for group in groups))]
-    symmetric = any(one.get("enable_symm_mem") is True for one in flags)
-    nvls = symmetric or any(one.get("enable_nccl_nvls") is True for one in flags)
+    engines = [dict(flags) for flags in (config.sglang.given, *(group.overrides for group in groups))]
+    symmetric = any(flags.get("enable_symm_mem") is True for flags in engines)
+    nvls = symmetric or any(flags.get("enable_nccl_nvls") is True for flags in engines)
     required = ({"NCCL_CUMEM_ENABLE": "1"} if symmetric else {}) | ({"NCCL_NVLS_ENABLE": "1"} if nvls else {})
     return {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"} | chosen | required
 
@@ -112,22 +112,22 @@ EXPANDABLE = re.compile(r"(expandable_segments\s*:\s*)true", re.IGNORECASE)
 
 
 def allocator_environment(config: RunConfig) -> dict[str, str]:
-    """The variables of torch's allocator that ask for expandable segments, without them, if learner and engines share
-    GPUs.
+    """Return the variables of torch's allocator with expandable segments switched off, if a variable switches them on
+    and learner and engines share GPUs.
 
     SGLang could not release such memory (torch_memory_saver 0.0.10 raises), and the learner could not share it with an
     engine through CUDA IPC.
     """
     if not config.cluster.colocate:
         return {}
-    given = {name: os.environ.get(name, "") for name in ALLOCATOR}
-    return {name: EXPANDABLE.sub(r"\1False", value) for name, value in given.items() if EXPANDABLE.search(value)}
+    variables = {name: os.environ.get(name, "") for name in ALLOCATOR}
+    return {name: EXPANDABLE.sub(r"\1False", value) for name, value in variables.items() if EXPANDABLE.search(value)}
 
 
 def openmp_environment(config: RunConfig) -> dict[str, str]:
-    """OpenMP's variables of ranks and engines that share a CPU; what the user exports counts.
+    """Return OpenMP's variables of ranks and engines that share a CPU; those of the driver have priority.
 
-    Where generation and training overlap, threads without work sleep. By default they spin, on cores that others need.
+    If generation and training overlap, threads without work sleep. By default they spin, on cores that others need.
     """
     if config.rollout.async_buffer_size == 0:
         return {}
@@ -135,7 +135,7 @@ def openmp_environment(config: RunConfig) -> dict[str, str]:
 
 
 def rank_environment(config: RunConfig, *, on_gpu: bool) -> dict[str, str]:
-    """Variables of a process that trains or samples.
+    """Return the variables of a process that trains or samples.
 
     On a GPU: those of NCCL, and defaults for unset variables. With one queue of kernels, tensor parallelism overlaps
     communication in the order that Megatron-core expects. Ray gives an actor one thread on the CPU; an optimizer on the
@@ -144,21 +144,21 @@ def rank_environment(config: RunConfig, *, on_gpu: bool) -> dict[str, str]:
     if not on_gpu:
         # A CPU run on a machine with GPUs must not see them, because torch would use them.
         return {"OMP_NUM_THREADS": str(cpu_threads()), "CUDA_VISIBLE_DEVICES": "", **openmp_environment(config)}
-    own = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     if config.megatron.optimizer.get("optimizer_cpu_offload"):
-        own["OMP_NUM_THREADS"] = str(max(1, cpu_threads() // config.cluster.actor_num_gpus_per_node))
-    own = {name: os.environ.get(name, value) for name, value in own.items()}
+        variables["OMP_NUM_THREADS"] = str(max(1, cpu_threads() // config.cluster.actor_num_gpus_per_node))
+    variables = {name: os.environ.get(name, default) for name, default in variables.items()}
     if config.transport == "tensor":
-        own |= allocator_environment(config)
-    return nccl_environment(config) | own
+        variables |= allocator_environment(config)
+    return nccl_environment(config) | variables
 
 
 def free_resources() -> Machine:
-    """Free resources of this machine now."""
-    own = OWN_GROUP.read_text() if OWN_GROUP.exists() else ""
+    """Return the free resources of this machine now."""
+    group = OWN_GROUP.read_text() if OWN_GROUP.exists() else ""
     return Machine(
         cores=len(os.sched_getaffinity(0)),
-        memory=min([psutil.virtual_memory().available, *_left_in_groups(CGROUP, own)]),
+        memory=min([psutil.virtual_memory().available, *_left_in_groups(CGROUP, group)]),
         shared_memory=_free(SHARED),
         has_gpus=any(True for name in DEVICES for _ in Path("/dev").glob(name)),
         torch=metadata.version("torch"),
@@ -177,13 +177,12 @@ def _is_installed(distribution: str) -> bool:
 
 def _free(folder: Path) -> int | None:
     try:
-        found = os.statvfs(folder)
+        return psutil.disk_usage(str(folder)).free  # type: ignore[no-any-return]
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
 
 
-def _left_in_groups(root: Path, own: str) -> list[int]:
+def _left_in_groups(root: Path, group: str) -> list[int]:
     """Return the free bytes below the memory limit of this process's control group and of each of its parents that has
     a limit. The file cache counts as free.
 
@@ -191,16 +190,16 @@ def _left_in_groups(root: Path, own: str) -> list[int]:
 
     Arguments:
         root: mount point of the control groups.
-        own: content of /proc/self/cgroup.
+        group: content of /proc/self/cgroup.
     """
-    group = root / next((line.removeprefix("0::/") for line in own.splitlines() if line.startswith("0::/")), "")
-    found = []
-    for folder in (group, *(one for one in group.parents if one.is_relative_to(root))):
+    path = root / next((line.removeprefix("0::/") for line in group.splitlines() if line.startswith("0::/")), "")
+    sizes = []
+    for folder in (path, *(parent for parent in path.parents if parent.is_relative_to(root))):
         with suppress(OSError, ValueError):  # no such group, or "max": no limit
             rows = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-            found.append(limit - used + int(rows.get("inactive_file", 0)))
-    return found
+            sizes.append(limit - used + int(rows.get("inactive_file", 0)))
+    return sizes
 
 
 def family(process: int | psutil.Process) -> list[psutil.Process]:

@@ -22,7 +22,7 @@ SLICE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ActorPlacement:
-    """Where an actor is started: its bundle, the resources that it takes of the bundle, and the devices it sees.
+    """The place of an actor: its bundle, the resources that it takes of the bundle, and the devices it sees.
 
     Arguments:
         group: the placement group.
@@ -72,7 +72,7 @@ class Placement:
 
 
 def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
-    """Reserve bundles for everything in ``layout``, all or none.
+    """Reserve all bundles of ``layout``.
 
     Arguments:
         timeout_s: longest time to wait for devices that other jobs hold.
@@ -80,9 +80,9 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
     Raises:
         PlacementError: at once if the cluster is too small; after ``timeout_s`` if other jobs hold the devices.
     """
-    wanted = plan(layout, capacity=capacity())
-    name = f"slime-{os.getpid()}-{time.time_ns()}"  # unique, as Ray wants it; other jobs read it
-    group = placement_group([dict(wanted.bundle) for _ in range(layout.bundles)], strategy="PACK", name=name)
+    request = plan(layout, capacity=capacity())
+    name = f"slime-{os.getpid()}-{time.time_ns()}"  # Ray requires a unique name; other jobs read it
+    group = placement_group([dict(request.bundle) for _ in range(layout.bundles)], strategy="PACK", name=name)
     # In slices: Ray waits in native code, and Ctrl-C would come only at the end.
     deadline_s = time.monotonic() + timeout_s
     while not (is_placed := group.wait(SLICE_S)) and time.monotonic() < deadline_s:
@@ -91,19 +91,19 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
         remove_placement_group(group)
         free = ray.available_resources()
         raise PlacementError(
-            f"The run needs {wanted}. The cluster is large enough, but has {free.get('CPU', 0):g} CPU and "
+            f"The run needs {request}. The cluster is large enough, but has {free.get('CPU', 0):g} CPU and "
             f"{free.get('GPU', 0):g} GPU free, and no other job released any within {timeout_s:g} s. `ray status` and "
             "`ray list placement-groups` show what holds them. Wait for it, or lower --rollout-num-gpus or "
             "--actor-num-gpus-per-node."
         )
-    assigned = assign(layout, bundles=_placed_bundles(group, wanted), largest_node=wanted.largest_node)
+    assigned = assign(layout, bundles=_placed_bundles(group, request), largest_node=request.largest_node)
     return Placement(
-        wanted,
-        learner=tuple(_actor_placement(group, wanted, (bundle,)) for bundle in assigned.learner),
-        engines=tuple(_actor_placement(group, wanted, block) for block in assigned.engines),
+        request,
+        learner=tuple(_actor_placement(group, request, (bundle,)) for bundle in assigned.learner),
+        engines=tuple(_actor_placement(group, request, block) for block in assigned.engines),
         group=group,
-        critic=tuple(_actor_placement(group, wanted, (bundle,)) for bundle in assigned.critic),
-        auxiliary=tuple(_actor_placement(group, wanted, block) for block in assigned.auxiliary),
+        critic=tuple(_actor_placement(group, request, (bundle,)) for bundle in assigned.critic),
+        auxiliary=tuple(_actor_placement(group, request, block) for block in assigned.auxiliary),
     )
 
 
@@ -117,23 +117,23 @@ def nearest_ranks(engines: Sequence[ActorPlacement], learner: Sequence[ActorPlac
 
 
 def capacity() -> Capacity:
-    """Return the total resources of the cluster's living nodes, in use or not."""
+    """Return the total resources of the cluster's living nodes, including those in use."""
     nodes: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = [node.get("GPU", 0.0) for node in nodes]
     cpus = [node.get("CPU", 0.0) for node in nodes]
     return Capacity(sum(cpus), sum(gpus), max(gpus, default=0.0), max(cpus, default=0.0))
 
 
-def _placed_bundles(group: PlacementGroup, wanted: Plan) -> list[PlacedBundle]:
+def _placed_bundles(group: PlacementGroup, request: Plan) -> list[PlacedBundle]:
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
-    count = wanted.layout.bundles
-    devices = _devices(group, count=count) if wanted.gpus else [None] * count
+    count = request.layout.bundles
+    devices = _devices(group, count=count) if request.gpus else [None] * count
     return [PlacedBundle(index, nodes[index], addresses[nodes[index]], devices[index]) for index in range(count)]
 
 
 def _devices(group: PlacementGroup, *, count: int) -> Sequence[str | None]:
-    # Ray assigns a GPU to a bundle when something runs in it, so a task in each bundle reads its own.
+    # Ray assigns a GPU to a bundle when something runs in it, so a task in each bundle reads its GPU.
     look: Any = ray.remote(num_cpus=0, num_gpus=1)(_visible_device)
     strategies = [PlacementGroupSchedulingStrategy(group, index) for index in range(count)]
     devices: list[str] = ray.get([look.options(scheduling_strategy=s).remote() for s in strategies], timeout=120)
@@ -144,8 +144,8 @@ def _visible_device() -> str:
     return str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
 
 
-def _actor_placement(group: PlacementGroup, wanted: Plan, block: tuple[PlacedBundle, ...]) -> ActorPlacement:
-    cpus, gpus = wanted.resources_per_actor
+def _actor_placement(group: PlacementGroup, request: Plan, block: tuple[PlacedBundle, ...]) -> ActorPlacement:
+    cpus, gpus = request.resources_per_actor
     nodes = [tuple(part) for _, part in groupby(block, key=lambda bundle: bundle.node)]
     first, *further = (ActorPlacement(group, part[0], cpus, gpus, env=_visible(part), block=part) for part in nodes)
     return replace(first, block=block, further=tuple(further))

@@ -1,4 +1,4 @@
-"""How far a call of an actor is; without Ray, so that the code that counts needs none."""
+"""The progress of an actor's call; without Ray, so that the code that counts needs none."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a call of an actor is.
+    """The progress of an actor's call.
 
     Example: ``Progress(12, 32, "groups", {"engines": 40, "rewards": 3})`` prints as ``12 of 32 groups done, waiting for
     engines (40), rewards (3)``.
 
     Arguments:
         done, total: finished parts, and how many there will be.
-        unit: what they are, in the plural.
-        waiting_for: what unfinished work waits for, and how many pieces of it.
+        unit: name of the parts, in the plural.
+        waiting_for: reason to wait -> number of unfinished parts.
     """
 
     done: int

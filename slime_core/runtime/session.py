@@ -1,13 +1,13 @@
-"""A Ray cluster for the length of a run: its own, or one that is running already; and what its nodes have.
+"""The Ray cluster of a run: a private one on this machine, or a running one that it joins; checks of its nodes.
 
-Its own cluster takes seconds to start; services that a run does not use are left out (:data:`UNUSED_SERVICES`), and
+A private cluster takes seconds to start; services that a run does not use are left out (:data:`UNUSED_SERVICES`), and
 Ray's agents start in the background. So start it first and load other things meanwhile. Stopping takes 1 to 2 seconds.
 
-A client that reaches Ray's ports can run code in its processes, so a run's own cluster listens on loopback only and
-refuses calls without a token of its own.
+A client that reaches Ray's ports can run code in its processes, so a private cluster listens on loopback only and
+refuses calls without the run's token.
 
-Only the nodes of a joined cluster are inspected (:func:`inspect_nodes`, :func:`require_inputs`). The node of a run's
-own cluster is the driver's machine, environment and folder.
+Only the nodes of a joined cluster are inspected (:func:`inspect_nodes`, :func:`require_inputs`). The node of a private
+cluster is the driver's machine, environment and folder.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ AGENT_COMMANDS = ("--dashboard_agent_command", "--runtime_env_agent_command")
 """Options of a raylet that hold the command lines of its agents (ray 2.60, _private/services.py:2023)."""
 
 AGENT_START_LIMIT_MS = "300000"
-"""How long an actor waits for the agent that sets up its environment; Ray's own default, 30 s, is short for a cold or
-busy machine."""
+"""Time that an actor waits for the agent that sets up its environment; Ray's default, 30 s, is short for a cold or busy
+machine."""
 
 LOOK_LIMIT_S = 120.0
 """Seconds for all nodes together to look at what they have; an idle node takes one or two, most of it the start of a
@@ -92,8 +92,8 @@ worker process."""
 
 PRESTART = "--num_prestart_python_workers"
 """Option of a raylet: workers that it starts before anything needs them (ray 2.60, _private/services.py:2020). The
-first driver waits for all of them, without a limit and in native code. A run could not even use them: its actors have
-environment variables of their own, and so processes of their own."""
+first driver waits for all of them, without a limit and in native code. A run cannot use them, because actors with
+environment variables start in new processes."""
 
 LEFTOVER_GRACE_S = 5.0
 BUSY = (
@@ -110,16 +110,16 @@ and 4.1)."""
 
 
 class Session:
-    """``with Session(...):`` connects this process to a Ray cluster; after the block no process of its own one is left.
+    """Connect this process to a Ray cluster in a ``with`` block. The block ends all processes of a private cluster.
 
     Arguments:
-        address: None: the cluster that this process was submitted to (``ray job submit`` says so in ``RAY_ADDRESS``),
-            or else a cluster of its own; ``"local"``: always its own; ``"auto"`` or ``host:port``: that running one.
-        namespace: where the run's named actors live; give every run its own.
-        num_cpus: cores of its own cluster; None: those that this process may use.
+        address: ``"local"``: a private cluster. ``"auto"`` or ``host:port``: the running one. None: the one in
+            ``RAY_ADDRESS``, which ``ray job submit`` sets, or a private one if the variable is unset.
+        namespace: of the run's named actors; different for every run.
+        num_cpus: cores of a private cluster; by default those that this process may use.
 
     Raises:
-        PlacementError: there is no cluster at ``address``, or its own one does not start.
+        PlacementError: there is no cluster at ``address``, or the private one does not start.
     """
 
     def __init__(self, address: str | None = None, *, namespace: str, num_cpus: int | None = None) -> None:
@@ -131,7 +131,7 @@ class Session:
 
     @property
     def own(self) -> bool:
-        """Whether the cluster lives and ends with this session."""
+        """Whether the cluster is private: it ends with this session."""
         return self.address == "local"
 
     def __enter__(self) -> Session:
@@ -148,27 +148,23 @@ class Session:
         return self
 
     def check_alive(self) -> None:
-        """Raise NodeDied if GCS or raylet of the session's own cluster has ended; Ray's calls may wait minutes for it.
-
-        Raises:
-            NodeDied: one has ended; names it.
-        """
+        """Raise NodeDied if GCS or raylet of a private cluster has ended; Ray's calls may wait minutes for it."""
         for service, name in self._dead():
             node: Any = worker._global_node
             raise NodeDied(
                 f"Ray died: its process {name} ({service.pid}) has ended. Often the kernel's out-of-memory killer did "
-                f"it (dmesg says so). Ray's logs are in {node.get_logs_dir_path()}."
+                f"it (see dmesg). Ray's logs are in {node.get_logs_dir_path()}."
             )
 
     def end_in_order(self, end: Callable[[], None]) -> None:
-        """Call ``end``, which asks Ray to end something; not where the session's own cluster is dead: Ray's calls then
-        wait for it, and without a GCS Ray ends this process after a minute. Its processes end with the session."""
+        """Call ``end``, which makes Ray end something, unless a private cluster is dead: then Ray's calls would wait
+        for it, and without a GCS Ray ends this process after a minute. Its processes end with the session."""
         if not self._dead():
             end()
 
     def _dead(self) -> list[tuple[psutil.Process, str]]:
-        needed = [(one, name) for one, name in self._services.items() if name in NEEDED_SERVICES] if self.own else []
-        return [(one, name) for one, name in needed if not runs(one)]
+        services = self._services.items() if self.own else ()
+        return [(service, name) for service, name in services if name in NEEDED_SERVICES and not runs(service)]
 
     def _enter(self) -> None:
         if self.own:
@@ -186,9 +182,9 @@ class Session:
             self._stop()
 
     def _stop(self) -> None:
-        tree = [one for service in self._services for one in family(service)] if self.own else []
+        tree = [process for service in self._services for process in family(service)] if self.own else []
         if self._dead():
-            # The raylet's end is that of all workers, and of the servers that they started; then Ray waits for nothing.
+            # All workers end with the raylet, and the servers that they started; then Ray waits for nothing.
             for service in self._services:
                 with suppress(psutil.NoSuchProcess):
                     service.kill()
@@ -202,8 +198,8 @@ class Session:
     def _start(self) -> None:
         # Ray reads this from the environment only; a run sends no usage statistics unless the user enables them.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # ray 2.60 requires a token, by default that in ~/.ray: one for all clusters of a user, and
-        # others can read it where they can read the home folder.
+        # ray 2.60 requires a token, by default the one in ~/.ray, which all clusters of a user share and everyone can
+        # read who can read the home folder.
         if not any(name in os.environ for name in TOKEN_VARIABLES):
             self._set_token(secrets.token_hex(TOKEN_BYTES))
         # Ray starts workers at niceness 15, so that any other load of the machine would starve the run.
@@ -242,7 +238,7 @@ class Session:
 
 @contextmanager
 def _keep_sigterm_handler() -> Iterator[None]:
-    # Ray replaces the program's handler by its own; Python allows handlers in the main thread only.
+    # Ray replaces the program's handler; Python allows handlers in the main thread only.
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -253,7 +249,7 @@ def _keep_sigterm_handler() -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, **values: object) -> Iterator[None]:
-    """``owner`` has these attributes inside the block, and its own ones again after it."""
+    """Give ``owner`` these attributes inside the block, and restore the former ones after it."""
     before = {name: vars(owner)[name] for name in values}
     for name, value in values.items():
         setattr(owner, name, value)
@@ -294,7 +290,7 @@ def agents_in_background() -> AbstractContextManager[None]:
         params = node._ray_params
         for name in ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"):
             setattr(params, name, _free_agent_port())
-        # No flag has this one. -1 is what an agent without HTTP writes; the agent replaces it by its port.
+        # This one has no flag. An agent without HTTP writes -1; the agent replaces it by its port.
         persist_port(node._session_dir, node._node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, -1)
         before(node, *args, **options)
 
@@ -352,8 +348,8 @@ def _children_since(before: Sequence[psutil.Process]) -> dict[psutil.Process, st
 
 
 def _end(processes: Iterable[psutil.Process]) -> None:
-    # Ray ends its workers but not what a worker put into a session of its own, as some servers do. Handles compare
-    # start times, so a process id that was used again is not mistaken for one of ours.
+    # Ray ends its workers, but not processes that a worker started in a new session, as some servers do. Handles
+    # compare start times, so a process id that was used again is not mistaken for an old one.
     _, alive = psutil.wait_procs(processes, timeout=LEFTOVER_GRACE_S)
     for process in alive:
         with suppress(psutil.NoSuchProcess):
@@ -368,7 +364,7 @@ def cluster_gpus() -> int:
 
 @cache
 def gpus_at(address: str) -> int | None:
-    """GPUs of the nodes of the Ray cluster that runs at ``address``, as its nodes report them; None: none answers.
+    """Return the GPUs that the nodes of the Ray cluster at ``address`` report; None if no cluster answers.
 
     Joins the cluster for a moment, and starts nothing there.
     """
@@ -382,7 +378,7 @@ def gpus_at(address: str) -> int | None:
 
 
 def head_address() -> str | None:
-    """The address of the node that this process runs on, head or not; None where the cluster is this node alone."""
+    """Return the address of this process's node; None if the cluster has no other node."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     return str(ray.util.get_node_ip_address()) if len(nodes) > 1 else None
 
@@ -406,8 +402,8 @@ def inspect_nodes(manifest: Manifest, *, limit_s: float = LOOK_LIMIT_S) -> None:
     for label, call in zip(nodes.values(), _on_nodes(nodes, _differences, manifest), strict=True):
         left_s = max(0.0, deadline_s - time.monotonic())
         try:
-            if found := wait([call], what="every node to look at its plugins", fail_after_s=left_s)[0]:
-                differing[label] = found
+            if differences := wait([call], what="every node to look at its plugins", fail_after_s=left_s)[0]:
+                differing[label] = differences
         except WaitTimeout:
             silent.append(label)
         except SlimeError as failure:  # a plugin fails there, or slime is not installed, or in another version
@@ -418,16 +414,16 @@ def inspect_nodes(manifest: Manifest, *, limit_s: float = LOOK_LIMIT_S) -> None:
         raise WaitTimeout(
             f"{len(silent)} of {len(nodes)} nodes did not report their plugins within {limit_s:g} s: "
             f"{', '.join(silent)}.\n"
-            "`ray status` and the logs of Ray on those nodes say why no process of theirs runs; then start again."
+            "Find out with `ray status` and Ray's logs on those nodes why they start no process; then start again."
         )
 
 
 def _differences(manifest: Manifest) -> list[Difference]:
-    """Differences of this node's plugins from ``manifest``; where there is none, they are loaded as an actor does."""
-    found = mismatches(manifest)
-    if not found:
+    """Return how this node's plugins differ from ``manifest``; load them as an actor does if they do not."""
+    differences = mismatches(manifest)
+    if not differences:
         attach(manifest)
-    return found
+    return differences
 
 
 _INSTALL = "Install the same plugins on every node, or share one environment between the nodes."
@@ -451,38 +447,37 @@ def require_inputs(node_ids: Collection[str], paths: Sequence[Path], *, limit_s:
     """Raise ConfigError if a node of ``node_ids`` lacks one of ``paths``; runs one task per node.
 
     Raises:
-        ConfigError: names every node that lacks one, and what it lacks.
+        ConfigError: names every node that lacks some, and the paths.
         WaitTimeout: a node has not answered in time.
     """
     nodes = {node: label for node, label in labels(ray.nodes()).items() if node in node_ids}
     calls = _on_nodes(nodes, _missing, [str(path) for path in paths])
-    missing = wait(calls, what="every node to look for what the run reads", fail_after_s=limit_s)
+    missing = wait(calls, what="every node to look for the run's inputs", fail_after_s=limit_s)
     lines = [f"  node {label}: {path}" for label, paths in zip(nodes.values(), missing, strict=True) for path in paths]
     if lines:
         raise ConfigError(
-            f"some of the {len(nodes)} nodes of the run do not have, or have empty, what it reads; nothing was "
-            "started:\n" + "\n".join(lines) + "\n"
-            "Copy them there under the same path, or put them on a file system that all nodes share."
+            f"Inputs are missing or empty on some of the {len(nodes)} nodes of the run; nothing was started:\n"
+            + "\n".join(lines)
+            + "\nCopy them to the same path, or to a file system that all nodes share."
         )
 
 
 def _missing(paths: list[str]) -> list[str]:
-    # An empty folder is where a shared file system was not mounted.
+    # A folder is empty if a shared file system was not mounted.
     return [path for path in paths if not (any(Path(path).iterdir()) if Path(path).is_dir() else Path(path).is_file())]
 
 
 def _on_nodes(nodes: Mapping[str, str], task: Callable[[T], R], argument: T) -> list[Call[R]]:
     """Start ``task`` on every node; ``nodes`` maps ids to names for messages."""
     remote: Any = ray.remote(num_cpus=0, max_retries=0)(task)
-    there = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes}
-    return [
-        Call(remote.options(scheduling_strategy=there[node]).remote(argument), f"node {label}", "look")
-        for node, label in nodes.items()
-    ]
+    on_node = {
+        node: remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)) for node in nodes
+    }
+    return [Call(on_node[node].remote(argument), f"node {label}", "look") for node, label in nodes.items()]
 
 
 def labels(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Node id -> its name in messages: host name and address, and the id where two nodes share those."""
+    """Return node id -> its name in messages: host name and address, with the id if two nodes share those."""
     names = {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in nodes}
     count = Counter(names.values())
     return {node: name if count[name] == 1 else f"{name} {node[:8]}" for node, name in names.items()}

@@ -2,9 +2,9 @@
 
     python -I -S supervisor.py PATTERN COMMAND ...
 
-runs COMMAND with its own folder for temporary files. At the end it removes that folder, and the files in /dev/shm whose
-name matches PATTERN and that a process of the command has mapped: SGLang removes neither, 16 KB an engine, and 25 MB
-where an engine has several processes. When the command ends, the supervisor passes on its exit code or signal. On
+runs COMMAND with a separate folder for temporary files. At the end it removes that folder, and the files in /dev/shm
+whose name matches PATTERN and that a process of the command has mapped: SGLang removes neither, 16 KB an engine, and 25
+MB if an engine has several processes. When the command ends, the supervisor passes on its exit code or signal. On
 SIGTERM, which the kernel also sends when the actor dies, it kills the command and all its descendants at once. (SGLang
 takes 4.5 s to end by itself, with or without work, and has nothing to save.)
 
@@ -119,11 +119,11 @@ def _start(command: Sequence[str], scratch: str) -> int:
 
 
 def _reaped(program: int) -> int | None:
-    """Exit status of the program (wait(2)); None: it runs. Reaps every other child that has ended, too."""
+    """Return the exit status of the program (wait(2)), or None if it runs; reap all other children that have ended."""
     with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            if found[0] == program:
-                return found[1]
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == program:
+                return ended[1]
     return None
 
 
@@ -131,9 +131,9 @@ def _names(pattern: str) -> set[str]:
     return {name for name in os.listdir(SHARED) if fnmatch(name, pattern)} if SHARED.is_dir() else set()
 
 
-def _new_shared_files(known: set[Path], pattern: str, before: set[str]) -> set[Path]:
-    """New files that a descendant has mapped."""
-    new = _names(pattern) - before - {path.name for path in known}
+def _new_shared_files(files: set[Path], pattern: str, before: set[str]) -> set[Path]:
+    """Return further files that a descendant has mapped."""
+    new = _names(pattern) - before - {path.name for path in files}
     if not new:
         return set()
     mapped = {path for pid in _descendants() for path in _mapped(pid)}
@@ -148,10 +148,10 @@ def _mapped(pid: int) -> Iterator[str]:
 
 def _descendants() -> list[int]:
     parents = dict(_parents())
-    found = [os.getpid()]
-    for pid in found:  # the list grows while it is read
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found[1:]
+    pids = [os.getpid()]
+    for pid in pids:  # the list grows while it is read
+        pids += [child for child, parent in parents.items() if parent == pid]
+    return pids[1:]
 
 
 def _parents() -> Iterator[tuple[int, int]]:
@@ -163,8 +163,8 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 def _kill_descendants() -> None:
     deadline_s = time.monotonic() + GONE_S
-    while (found := _descendants()) and time.monotonic() < deadline_s:
-        for pid in found:
+    while (pids := _descendants()) and time.monotonic() < deadline_s:
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         _reaped(0)
@@ -175,7 +175,7 @@ def _end_as(status: int | None) -> None:
     if status is not None and os.WIFEXITED(status):
         os._exit(os.WEXITSTATUS(status))
     number = signal.SIGTERM if status is None else os.WTERMSIG(status)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has dumped its own
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has dumped core
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     with suppress(OSError):  # SIGKILL has no other handler
         signal.signal(number, signal.SIG_DFL)
@@ -183,8 +183,8 @@ def _end_as(status: int | None) -> None:
 
 
 if __name__ == "__main__":
-    first, *rest = sys.argv[1:]
-    if first == WITH_RAYLET:
+    pattern, *command = sys.argv[1:]
+    if pattern == WITH_RAYLET:
         die_with(int(os.environ.get("RAY_RAYLET_PID", os.getppid())))  # the exec below keeps it (prctl(2))
-        os.execv(rest[0], rest)
-    supervise(first, rest)
+        os.execv(command[0], command)
+    supervise(pattern, command)

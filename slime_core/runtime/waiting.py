@@ -1,8 +1,8 @@
 """Waits for calls of actors: each wait has a name, reports late calls, and has a limit.
 
 A silent hang is the most common complaint about distributed training. So after ``warn_after_s`` a wait reports in one
-line how far its calls are, what they wait for and for how long. If nothing has moved for half of ``fail_after_s``, or
-the user sends SIGUSR1 (:func:`stacks_on_request`), it reports the stacks of the actors, read through their control
+line the progress of its calls, its reasons and its length. If nothing has moved for half of ``fail_after_s``, or the
+user sends SIGUSR1 (:func:`stacks_on_request`), it reports the stacks of the actors, read through their control
 threads; after ``fail_after_s`` it raises them as an error. An actor that died or raised ends the wait at once, even
 while other actors are still working, and so does a background task that failed. Waiting happens in short slices, so
 Ctrl-C works.
@@ -60,7 +60,7 @@ CAUSE_LIMIT_S = 1.0
 """A server that dies makes its clients fail; within this many seconds either of the two failures may arrive first."""
 
 FETCH_LIMIT_S = 300.0
-"""Seconds to copy a finished result from the node that holds it; results are small, data stays where it is."""
+"""Seconds to copy a finished result from the node that holds it; results are small, data is not copied."""
 
 log = logging.getLogger(__name__)
 
@@ -99,16 +99,16 @@ def wait(
     Arguments:
         what: name of the wait, as it reads after "Waiting for".
         also: background calls. If such a call fails, its error ends the wait; if it returns, it is ignored.
-        recovery: replaces processes that fail during the wait; None: a failure ends the wait.
+        recovery: replaces processes that fail during the wait; without it a failure ends the wait.
         check: called every half second; its error ends the wait.
         warn_after_s: report after this many seconds, and again at 2, 4, 8 times that.
         fail_after_s: give up after this many seconds.
         on_warn: receives each report of a wait in which nothing moves: the pending calls; after half of
             ``fail_after_s``, or on request, the stacks of their actors.
-        on_progress: receives each report of a wait that moves; None: ``on_warn``.
+        on_progress: receives each report of a wait that moves; by default ``on_warn`` does.
 
     Raises:
-        SlimeError: the first error of a call, as it was raised there.
+        SlimeError: the first error of a call.
         RemoteError: a call failed otherwise, or its actor died.
         WaitTimeout: ``fail_after_s`` have passed; lists the pending calls with stacks.
     """
@@ -128,16 +128,16 @@ def wait(
             check()
         replaceable = {} if recovery is None else {call.ref: call for call in recovery.monitors()}
         watched = {ref: call for ref, call in (background | replaceable).items() if ref not in results}
-        known = watched | waiting
+        calls_by_ref = watched | waiting
         for ref in _ready([*watched, *waiting], within_s=watch.slice_s()):
             try:
-                results[ref] = _result(known[ref])
+                results[ref] = _result(calls_by_ref[ref])
             except SlimeError as error:
-                if recovery is not None and recovery.accept(known[ref], error):
+                if recovery is not None and recovery.accept(calls_by_ref[ref], error):
                     replaced.add(ref)
                     continue
-                others = {other: call for other, call in known.items() if other not in replaced and other != ref}
-                _raise_cause(others, recovery, own=waiting.keys() - watched.keys())
+                others = {other: call for other, call in calls_by_ref.items() if other not in {*replaced, ref}}
+                _raise_cause(others, recovery, waited_for=waiting.keys() - watched.keys())
                 raise
             waiting.pop(ref, None)
         if recovery is not None:
@@ -153,7 +153,7 @@ def has_ended(call: Call[object]) -> bool:
 
 
 class Wait(Protocol):
-    """A function that waits for calls, with limits of its own."""
+    """A function that waits for calls, with fixed limits."""
 
     def __call__(self, calls: Sequence[Call[R]], /, *, what: str, at_least_s: float = 0.0) -> list[R]:
         """Wait for ``calls``, as :func:`wait` does.
@@ -173,7 +173,7 @@ class RunWait:
         also: lists of background calls whose failure ends any wait, such as engine monitors; calls that are added to
             the lists later count too.
         recovery, check: as in :func:`wait`.
-        note: receives the report of a wait that takes long and moves; None: ``warn``.
+        note: receives the report of a wait that takes long and moves; by default ``warn`` does.
     """
 
     limits: WatchConfig
@@ -269,21 +269,21 @@ class _Watch:
 
 
 def _time_left(progress: Progress, waited_s: float) -> str:
-    """How long the rest takes if it takes as long as what is done; empty: nothing is."""
+    """Return an estimate of the remaining time, in proportion to the work done; empty if nothing is done."""
     if not 0 < progress.done < progress.total:
         return ""
     return f", about {waited_s / progress.done * (progress.total - progress.done):.0f} s left"
 
 
 def _collect_progress(pending: Sequence[Call[object]]) -> Progress | None:
-    """The progress of the first of these calls whose actor knows it."""
-    asked = [call.actor.start(Watched.progress).ref for call in pending[:SHOWN_CALLS] if call.actor is not None]
-    answered = ray.wait(asked, num_returns=len(asked), timeout=PROGRESS_LIMIT_S)[0] if asked else []
+    """Return the progress of the first of these calls that has a known progress."""
+    refs = [call.actor.start(Watched.progress).ref for call in pending[:SHOWN_CALLS] if call.actor is not None]
+    answered = ray.wait(refs, num_returns=len(refs), timeout=PROGRESS_LIMIT_S)[0] if refs else []
     for ref in answered:
         with suppress(RayError):
-            found: Progress | None = ray.get(ref)
-            if found is not None:
-                return found
+            progress: Progress | None = ray.get(ref)
+            if progress is not None:
+                return progress
     return None
 
 
@@ -292,7 +292,7 @@ _stacks_requested = threading.Event()
 
 @contextmanager
 def stacks_on_request() -> Iterator[None]:
-    """Context in which SIGUSR1 makes the current wait, or the next one, report the stacks of what it waits for."""
+    """Let SIGUSR1 make the current wait, or the next one, report the stacks of its actors."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -305,8 +305,8 @@ def stacks_on_request() -> Iterator[None]:
 
 
 def _ready(refs: list[Ref[Any]], *, within_s: float) -> list[Ref[Any]]:
-    # num_returns=1 returns with the first that ends, so a failure is seen while the others still work. Results stay
-    # where they are: only _result() fetches one.
+    # num_returns=1 returns with the first that ends, so a failure is seen while the others still work. Only _result()
+    # fetches a result.
     ready, others = ray.wait(refs, num_returns=1, timeout=within_s, fetch_local=False)
     if ready and others:
         # Ranks end together. One look for each of thousands would take the square of their number.
@@ -321,13 +321,13 @@ def _result(call: Call[R]) -> R:
         raise local_error(error, who=str(call)) from error
 
 
-def _raise_cause(others: dict[Ref[Any], Call[object]], recovery: Recovery | None, *, own: Set[Ref[Any]]) -> None:
+def _raise_cause(others: dict[Ref[Any], Call[object]], recovery: Recovery | None, *, waited_for: Set[Ref[Any]]) -> None:
     """If a call of ``others`` fails within CAUSE_LIMIT_S and is not recovered, raise its error: it is the cause of the
     failure at hand. So the error of a server that died is raised, and not that of its client.
 
     Arguments:
-        own: the calls of ``others`` that belong to the wait itself, such as those of other ranks. They fail together;
-            only a rank whose process died is the cause.
+        waited_for: the calls of ``others`` that belong to the wait itself, such as those of other ranks. They fail
+            together; only a rank whose process died is the cause.
     """
     deadline_s = time.monotonic() + CAUSE_LIMIT_S
     while others and (ready := _ready([*others], within_s=max(0.0, deadline_s - time.monotonic()))):
@@ -336,7 +336,7 @@ def _raise_cause(others: dict[Ref[Any], Call[object]], recovery: Recovery | None
             try:
                 _result(call)
             except SlimeError as error:
-                is_cause = ref not in own or isinstance(error, ProcessDied)
+                is_cause = ref not in waited_for or isinstance(error, ProcessDied)
                 if is_cause and (recovery is None or not recovery.accept(call, error)):
                     raise
 
