@@ -75,7 +75,8 @@ test-servers: setup
 
 .PHONY: test-quick
 test-quick: setup
-	$(BIN)/python -m pytest -n 2 -q -r fE --durations 5 -p tests.in_process -m "not long" $(QUICK_TESTS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 -q -r fE --durations 5 --dist loadfile \
+	    -p tests.in_process -m "not long" $(QUICK_TESTS)
 
 .PHONY: examples
 examples: setup ## property tests with ten times as many random examples as `make test`

@@ -1,8 +1,8 @@
 """A plugin of pytest for ``make quick``: leaves out tests that start a process or load Megatron or SGLang.
 
-Nobody marks tests. A file is left out if it mentions what it would start, or a conformance suite, which runs its
-properties on many examples; a test that tries to start something through the code that it calls ends there as skipped.
-``make test`` runs all of them.
+Nobody marks tests. A file is left out if it mentions what it would start, a conformance suite, which runs properties
+on many examples, or a parser of mathematics, which takes seconds; a test that tries to start something through the code
+that it calls ends there as skipped. Tests on examples of Hypothesis run a tenth of them. ``make test`` runs all of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import pytest
+
+from tests.more_examples import scale_examples
+
+EXAMPLES = 0.1
+"""Share of the examples of ``make test``."""
 
 HEAVY = ("megatron", "mbridge", "sglang", "sglang_router")
 
@@ -96,6 +101,10 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         return None
     text = collection_path.read_text(encoding="utf-8")
     return True if any(word in text for word in STARTS) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    scale_examples(items, EXAMPLES)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -101,11 +101,6 @@ async def test_a_function_is_the_one_method_of_its_contract(registry: Registry) 
     assert built(registry, Kind.ADVANTAGE_ESTIMATOR, "flat").estimate("batch") == "batch"
 
 
-async def test_a_plugin_whose_options_nothing_sets_gets_its_defaults(registry: Registry) -> None:
-    reward = construct(registry, Kind.REWARD_MODEL, "OnlyOptions", {}, RunView())
-    assert await reward.score([0]) == [(2.0,)]
-
-
 def test_a_constructor_that_fails_names_plugin_component_and_place(registry: Registry) -> None:
     with pytest.raises(PluginError, match=r"'mine' .*'Broken' .*KeyError.*mine.py:\d+"):
         built(registry, Kind.REWARD_MODEL, "Broken")

@@ -131,11 +131,6 @@ def test_a_function_needs_a_contract_with_one_method() -> None:
     assert all(name in mistake for name in ("next_groups", "put_back", "state", "restore"))
 
 
-def test_a_class_that_can_be_called_is_no_policy_loss() -> None:
-    (mistake,) = mistakes(Bare, "policy_loss")
-    assert "__call__" in mistake
-
-
 def test_a_method_that_is_called_without_await_is_not_async() -> None:
     estimator = type("Slow", (), {"estimate": method})
     (mistake,) = mistakes(estimator, "advantage_estimator")

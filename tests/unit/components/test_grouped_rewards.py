@@ -13,11 +13,6 @@ def batch(rewards: list[Any], groups: list[Any]) -> GroupedRewards:
     return GroupedRewards(np.asarray(rewards, np.float32), np.asarray(groups, np.int64), ones, ones)
 
 
-def test_a_batch_counts_its_samples() -> None:
-    assert len(batch([1, 0, 1], [0, 0, 1])) == 3
-    assert len(batch([], [])) == 0
-
-
 def test_columns_of_different_length_are_refused_with_their_shapes() -> None:
     with pytest.raises(ValueError, match=r"'groups_B': \(1,\)"):
         batch([1, 0], [0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from slime_core import Place, RunInfo, Sample
-from slime_core.errors import ConfigError, NonFiniteError, PluginError, RunError
+from slime_core.errors import NonFiniteError, PluginError, RunError
 from slime_core.launch import lifetime, unclaimed_states
 from slime_core.plugins.hooks import HOOKS
 from slime_core.plugins.lifecycle import Hooks, PerPlugin
@@ -42,26 +41,6 @@ def refusal(call: Callable[..., object], *arguments: object, **named: object) ->
 
 
 # --- Calls as in pluggy -----------------------------------------------------------------------------------------------
-
-ORDERS = {
-    "registered last is called first": (["@hookimpl", "@hookimpl", "@hookimpl"], ["c", "b", "a"]),
-    "tryfirst": (["@hookimpl(tryfirst=True)", "@hookimpl", "@hookimpl"], ["a", "c", "b"]),
-    "trylast": (["@hookimpl", "@hookimpl", "@hookimpl(trylast=True)"], ["b", "a", "c"]),
-}
-
-
-@pytest.mark.parametrize(("marks", "order"), ORDERS.values(), ids=ORDERS)
-def test_the_order_of_calls_is_that_of_pluggy(site: Site, marks: list[str], order: list[str]) -> None:
-    codes = {
-        name: hook("before_rollout", "groups", body=f"groups.append({name!r})", mark=mark)
-        for name, mark in zip("abc", marks, strict=True)
-    }
-    hooks = hooks_of(site, codes)
-    groups: list[str] = []
-    assert hooks.call("slime_before_rollout", rollout=0, groups=groups) == []
-    assert groups == order
-    assert hooks.implementers("slime_before_rollout") == ", ".join(order)
-    assert [name for name, _ in hooks.implementations("slime_before_rollout")] == order
 
 
 def test_a_wrapper_surrounds_the_others_and_sees_their_results(site: Site) -> None:
@@ -96,12 +75,6 @@ def test_the_first_result_of_before_shards_counts(site: Site) -> None:
     assert hooks_of(site, {"c": hook("before_shards")}).call("slime_before_shards", rollout=0, samples=[]) is None
 
 
-def test_results_that_are_none_are_left_out(site: Site) -> None:
-    bodies = {"one": "return 1", "two": "return None", "three": "return 3"}
-    hooks = hooks_of(site, {name: hook("log_rollout", "samples", body=body) for name, body in bodies.items()})
-    assert hooks.call("slime_log_rollout", rollout=0, samples=[], metrics={}, seconds=0.0) == [3, 1]
-
-
 def test_an_implementation_gets_what_it_names_and_the_options_of_its_plugin(site: Site) -> None:
     declared = "class O(PluginOptions):\n    x: int = Field(1, description='x')\n" + hook(
         "register", "add", body="add.options(O)"
@@ -118,33 +91,6 @@ def test_an_implementation_gets_what_it_names_and_the_options_of_its_plugin(site
     options = registry.options["one"](x=7)
     Hooks(registry, options={"one": options}).call("slime_run_start", run=RunInfo(Path("r"), {"calls": calls}, step=3))
     assert calls == [None, 1, (7, 3)]
-
-
-def test_methods_of_an_object_and_other_names_are_hooks(site: Site) -> None:
-    code = """
-        class Tree:
-            def __init__(self):
-                self.seen = []
-            @hookimpl
-            def slime_after_weight_sync(self, version):
-                self.seen.append(version)
-            @hookimpl(specname="slime_run_start")
-            def begin(self, run):
-                self.seen.append(run)
-        tree = Tree()
-    """
-    site.install("acme", code, points={"acme": "acme_p.plugin:tree"})
-    hooks = Hooks(activated("acme"))
-    hooks.call("slime_run_start", run="run")
-    hooks.call("slime_after_weight_sync", version=7)
-    assert sys.modules["acme_p.plugin"].tree.seen == ["run", 7]
-
-
-def test_a_hook_without_implementations_calls_nothing() -> None:
-    hooks = Hooks(activated())
-    assert hooks.call("slime_after_weight_sync", version=1) == []
-    assert hooks.states() == {}
-    assert hooks.implementers("slime_after_weight_sync") == ""
 
 
 # --- Failures ---------------------------------------------------------------------------------------------------------
@@ -327,13 +273,6 @@ def test_a_wrong_result_is_attributed(site: Site, name: str, body: str) -> None:
     assert "'toy'" in text
     assert f"slime_{name}" in text
     assert "ZeroDivisionError" in text if "1 / 0" in body else "TypeError" in text
-
-
-def test_an_option_that_cannot_be_used_is_an_error_of_the_settings(site: Site) -> None:
-    body = "from slime_core.errors import ConfigError; raise ConfigError('strength = 2')"
-    hooks = hooks_of(site, hook("settings", body=body))
-    with pytest.raises(ConfigError, match=r"^strength = 2$"):
-        hooks.call("slime_settings", settings={})
 
 
 # --- State in checkpoints ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from slime_core import EngineColumn, PluginOptions, Registration
 from slime_core.components.fit import summary_of
-from slime_core.plugins.registration import Component, Kind
+from slime_core.plugins.registration import Kind
 from tests.plugin_files import Site
 
 
@@ -190,7 +190,3 @@ def test_the_docstring_of_a_path_is_read_without_importing_the_module(site: Site
     site.install("acme", code=code, wrong="class Length(:\n")
     assert summary(path) == text
     assert "acme_p.code" not in sys.modules
-
-
-def test_the_place_of_a_target_is_its_import_path() -> None:
-    assert Component(Kind.TRACKER, "x", Length, Registration()).place == f"{__name__}:Length"  # type: ignore[arg-type]

@@ -289,15 +289,3 @@ def test_a_plugin_that_fails_is_not_called_for_the_next_one(site: Site) -> None:
     registry = both(site, f"{REGISTER}seen.append('NAME'); assert seen == ['NAME'] and 'NAME' != 'acme'")
     assert list(registry.broken) == ["acme"]
     assert "zeta" in registry.loaded
-
-
-def test_an_object_without_a_hash_is_a_plugin_like_others(site: Site) -> None:
-    source = """
-        class Tree:
-            __hash__ = None
-            @hookimpl
-            def slime_register(self, add): add.presets(gamma=0.5)
-        tree = Tree()
-    """
-    site.install("acme", source, points={"acme": "acme_p.plugin:tree"})
-    assert loaded().loaded["acme"].added.preset_values == {"gamma": 0.5}

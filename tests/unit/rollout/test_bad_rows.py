@@ -38,22 +38,6 @@ def test_three_bad_rows_are_reported_and_the_file_holds_the_first_thousand_once(
     assert (len(again.news()), path.read_text().splitlines()) == (1, lines)
 
 
-def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "a"}\njunk\n\n{"prompt": ""}\n{"prompt": "b"}\n')
-    left_out = RunFilter(bad_rows=tmp_path / "bad-rows.log")
-    request = PromptRequest(path, label_key=None, skips_bad=True, filter=left_out)
-    found = [group[0].prompt for group in PromptFiles(DatasetsOptions(), RunView(prompts=request)).next_groups(6)]
-    assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
-    (report,) = left_out.news()
-    first, *others = report.split("\n")
-    assert first.startswith("2 ")
-    assert "--on-bad-data skip" in first
-    logged = (tmp_path / "bad-rows.log").read_text().splitlines()
-    for lines in (logged, [line.removeprefix("  ") for line in others]):
-        assert sorted(line[: len(str(path)) + 8] for line in lines) == [f"{path}, line {line}" for line in (2, 4)]
-
-
 OFFERED = {"rm_type": {"math": ""}}
 
 

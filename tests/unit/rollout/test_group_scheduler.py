@@ -226,14 +226,6 @@ async def test_a_group_that_is_cancelled_from_within_ends_the_run_instead_of_bei
     await scheduler.close()
 
 
-async def test_close_cancels_groups_in_flight(make: Make) -> None:
-    scheduler, engines = make(async_buffer_size=2)
-    scheduler.published(0)
-    await turns()
-    await scheduler.close()
-    assert sorted(engines.cancelled) == [0, 1, 2, 3]
-
-
 async def test_a_finished_group_that_json_cannot_carry_counts_as_in_flight(make: Make) -> None:
     scheduler, engines = make(async_buffer_size=1)
     engines.extra = object()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slime_core.errors import DataError
-from slime_core.rollout.rollout_files import Recorded, read_numbered, read_rollout, screen_rollouts, write_rollout
+from slime_core.rollout.rollout_files import Recorded, read_numbered, read_rollout, write_rollout
 from slime_core.types import Sample, Status
 
 HEADER = '{"format": "slime rollout", "version": 1, "rollout": 0, "temperature": 1.0, "samples": 4, "cursor": {}'
@@ -29,11 +29,6 @@ def recorded(rollout: int = 0, **more: object) -> Recorded:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return write_rollout(tmp_path / "0.jsonl", recorded())
-
-
-def screen(tmp_path: Path, count: int = 1, **more: object) -> None:
-    options = {"temperature": 0.7} | more
-    screen_rollouts(tmp_path / "{rollout_id}.jsonl", range(count), **options)  # type: ignore[arg-type]
 
 
 def test_a_rollout_comes_back_as_it_was(file: Path) -> None:
@@ -101,18 +96,6 @@ def test_damage_is_reported_with_file_and_line(file: Path, line: int, text: str,
     file.write_text("\n".join(lines))
     with pytest.raises(DataError, match=rf"^{file}, line {line}: .*({names})"):
         read_rollout(file)
-
-
-def test_missing_files_are_counted_before_anything_is_read(file: Path) -> None:
-    first = f"{file.parent}/1.jsonl"
-    names = rf"load_debug_rollout_data: num_rollout = 3 .* 2 of these 3 .*{first};.*--num-rollout"
-    with pytest.raises(DataError, match=names):
-        screen(file.parent, 3)
-
-
-def test_another_temperature_is_refused(file: Path) -> None:
-    with pytest.raises(DataError, match=r"0\.7, .*rollout_temperature = 1.*--rollout-temperature 0\.7"):
-        screen(file.parent, temperature=1.0)
 
 
 def test_a_file_under_another_number_is_refused_unless_it_is_named_alone(file: Path) -> None:

@@ -97,14 +97,6 @@ def test_weights_by_hand(responses: list[Any], per_token: bool, expected: list[f
     assert weights(samples, per_token=per_token) == expected
 
 
-@pytest.mark.parametrize("per_token", [False, True])
-def test_samples_without_a_trained_token_count_in_no_divisor(per_token):
-    kept = [sample(0, prompt=1, response=2), sample(1, prompt=1, response=4)]
-    removed = sample(2, prompt=1, response=3, remove_sample=True)
-    masked = sample(3, prompt=1, response=1, loss_mask=[0])
-    assert weights([*kept, removed, masked], per_token=per_token)[:2] == weights(kept, per_token=per_token)
-
-
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.sampled_from([None, 1, 2])), min_size=1), st.booleans())
 def test_weights_times_trained_tokens_add_up_to_one(shapes, per_token):
     samples = [

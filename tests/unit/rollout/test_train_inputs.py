@@ -171,12 +171,6 @@ def test_a_shard_has_the_type_of_its_widest_sample(second: type) -> None:
     assert routes_TLK[:, 0, 0].tolist() == [1, 1, 1, -1, 2, 2, 2, -1]
 
 
-def test_the_last_token_of_a_sample_has_no_route() -> None:
-    routes_TLK = routes_of(routed(1, prompt=2, response=1), routed(2, prompt=1, response=1)).routes_TLK
-    assert routes_TLK is not None
-    assert routes_TLK.tolist() == [[[10, 11]], [[11, 12]], [[-1, -1]], [[20, 21]], [[-1, -1]]]
-
-
 @pytest.mark.parametrize("routes", [None, np.zeros((3, 1, 2)), np.zeros((2, 2)), np.zeros((2, 2, 2))])
 def test_a_sample_without_fitting_routes_is_refused(routes: Any) -> None:
     with pytest.raises(ValueError, match="sample 4: use_rollout_routing_replay "):
