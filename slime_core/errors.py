@@ -4,8 +4,8 @@
     ├── UserError                  a mistake of the user; exit code 2
     │   ├── ConfigError            settings: unknown, missing, out of range, contradictory (also a ValueError)
     │   ├── DataError              a data file, with file and line number (also a ValueError)
-    │   └── PluginError            a plugin that cannot be found, loaded or trusted (also a ValueError)
-    │       └── ManifestMismatch   a process holds other plugins than the driver
+    │   └── PluginError            a plugin that cannot be found or loaded (also a ValueError)
+    │       └── ManifestMismatch   a process has other plugins than the driver
     └── RunError                   something failed while running; exit code 1 (also a RuntimeError)
         ├── PlacementError         the cluster cannot hold the request
         ├── EngineError            an inference server or the router failed or died
@@ -18,16 +18,15 @@
         ├── ParityError             learner and engines give the same tokens other log-probabilities
         ├── CheckpointError        a checkpoint cannot be written or read
         ├── NonFiniteError         a NaN or an infinity in a loss, a gradient or a weight
-        ├── WaitTimeout            a wait exceeded its limit; says what it waited for
+        ├── WaitTimeout            a wait exceeded its limit
         └── RemoteError            an actor failed; carries the remote message
             └── ProcessDied        the actor's process is gone; the run restarts
                 └── NodeDied       a node of the cluster is gone, or Ray itself
 
-Mistakes in settings are collected (:class:`Mistake`), so that a user sees all of them in one error;
-only the core collects them.
+Mistakes in settings are collected (:class:`Mistake`), so that a user sees all of them in one error.
 
-A message says what was given, what is wrong, what would be accepted and the next step. All errors can be pickled,
-because Ray sends them between processes.
+A message has the value, the problem, the accepted values and the next step. All errors can be pickled, because Ray
+sends them between processes.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class SlimeError(Exception):
 
 
 class UserError(SlimeError):
-    """A mistake of the user; raised before anything expensive starts, where it can be known then."""
+    """A mistake of the user, raised before anything expensive starts if possible."""
 
     exit_code = 2
 
@@ -79,7 +78,7 @@ class ConfigError(UserError, ValueError):
     """One or more settings are wrong; the message lists all of them.
 
     Attributes:
-        mistakes: the mistakes of a command's settings, each once; empty: the error is about something else.
+        mistakes: the mistakes in the settings of a command, each once; empty for other errors.
         keys: the settings that ``mistakes`` blame.
     """
 
@@ -97,7 +96,7 @@ class DataError(UserError, ValueError):
 
 
 class PluginError(UserError, ValueError):
-    """A plugin cannot be found, loaded or trusted; the message names its distribution and version."""
+    """A plugin cannot be found or loaded; the message names its distribution and version."""
 
 
 class ManifestMismatch(PluginError):
@@ -117,7 +116,7 @@ class EngineError(RunError):
 
 
 class RequestRefused(EngineError):
-    """The engine refused this request, and would again; the message has its reason."""
+    """The engine refused this request and would refuse it again; the message has the reason."""
 
 
 class RequestFailed(EngineError):
@@ -139,7 +138,7 @@ class ServiceError(RunError):
         cause: one word to count by: ``refused`` (4xx, a redirection, or a URL that cannot be requested),
             ``unavailable`` (5xx, or a status that was to be retried), ``unreachable`` (no connection), ``timeout``,
             ``invalid`` (no JSON, or an answer that is too large).
-        status: HTTP status of the last answer; None: there was none.
+        status: HTTP status of the last answer; None without an answer.
         gave_up: the time limit ended the retries.
     """
 
@@ -169,7 +168,7 @@ class ComparedToken:
 
     Arguments:
         sample: ``index`` of its sample.
-        group: ``group_index`` of its sample; None: unknown.
+        group: ``group_index`` of its sample; None if unknown.
         position: place in the response, from 0.
         response_length: tokens of the response.
         token: its id.
@@ -194,9 +193,9 @@ class ParityError(RunError):
     """Learner and engines give the same tokens other log-probabilities; nothing was trained on them.
 
     Attributes:
-        samples_file: holds the compared tokens with both log-probabilities: those of the rank with ``worst``, in the
-            format of ``--save-debug-train-data``. None: none was written.
-        worst: the token with the largest difference; None: unknown.
+        samples_file: file with the compared tokens and both log-probabilities, of the rank with ``worst``, in the
+            format of ``--save-debug-train-data``; None if none was written.
+        worst: the token with the largest difference; None if unknown.
     """
 
     def __init__(self, message: str, samples_file: Path | None = None, worst: ComparedToken | None = None) -> None:
@@ -217,15 +216,15 @@ class NonFiniteError(RunError):
 
 
 class WaitTimeout(RunError):
-    """A wait exceeded its limit; the message says what it waited for, with stacks."""
+    """A wait exceeded its limit; the message names the processes, with their stacks."""
 
 
 class RemoteError(RunError):
-    """An actor failed; the message names the actor and carries its own message."""
+    """An actor failed; the message has its name and its message."""
 
 
 class ProcessDied(RemoteError):
-    """The process of an actor is gone, and not because its own code raised an error."""
+    """The process of an actor died without raising an error."""
 
 
 class NodeDied(ProcessDied):
@@ -237,9 +236,9 @@ DEATHS = (ProcessDied, ServerDied, EngineSilent)
 
 
 LETTERS = 4
-"""Fewest letters of a name that is completed."""
+"""Minimum letters of a name that is completed."""
 
-_NEXT_STEP = "slime config explain KEY says what a setting does and accepts."
+_NEXT_STEP = "slime config explain KEY describes a setting."
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +246,10 @@ class Mistake:
     """One mistake in the settings.
 
     Arguments:
-        message: the place, what was found, what is accepted.
-        key: the setting that it blames; empty: none. Rules that read a setting without a usable value are not checked.
-        ending: computes the end of the message, if that is slow. A command parses its arguments several times, each
-            time with the settings of more plugins, and reports only the mistakes of the last time.
+        message: the place, the value and the accepted ones.
+        key: the setting that it blames, which rules then do not read; empty if there is none.
+        ending: computes the end of the message if that is slow. A command parses its arguments several times, each time
+            with the settings of more plugins, and reports only the mistakes of the last time.
     """
 
     message: str
@@ -263,10 +262,10 @@ class Mistake:
 
 def config_error(mistakes: Sequence[Mistake]) -> ConfigError:
     """Make one error that lists all mistakes, each once, with the next step."""
-    told = list({(text := str(mistake)): Mistake(text, mistake.key) for mistake in mistakes}.values())  # can be pickled
-    count = "1 mistake" if len(told) == 1 else f"{len(told)} mistakes"
-    listed = "\n".join(f"  - {mistake}".replace("\n", "\n    ") for mistake in told)
-    return ConfigError(f"{count} in the settings:\n{listed}\n{_NEXT_STEP}", told)
+    unique = list({(text := str(mistake)): Mistake(text, mistake.key) for mistake in mistakes}.values())  # picklable
+    count = "1 mistake" if len(unique) == 1 else f"{len(unique)} mistakes"
+    listed = "\n".join(f"  - {mistake}".replace("\n", "\n    ") for mistake in unique)
+    return ConfigError(f"{count} in the settings:\n{listed}\n{_NEXT_STEP}", unique)
 
 
 def table(rows: Sequence[Sequence[str]], *, head: Sequence[str]) -> str:
@@ -277,15 +276,15 @@ def table(rows: Sequence[Sequence[str]], *, head: Sequence[str]) -> str:
     return "\n".join("  " + "  ".join(line).rstrip() for line in padded)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean x?`` for the only name in ``known`` that starts with ``name``, or for one that differs in
-    one or two letters; else an empty string."""
-    known = list(known)
-    completions = [candidate for candidate in known if len(name) >= LETTERS and candidate.startswith(name)]
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """Return ``; did you mean x?`` for the only candidate that starts with ``name``, or for one that differs in one or
+    two letters, or an empty string."""
+    candidates = list(candidates)
+    completions = [candidate for candidate in candidates if len(name) >= LETTERS and candidate.startswith(name)]
     if len(completions) == 1:
         return f"; did you mean {completions[0]}?"
     most = 2 if len(name.strip("-")) > SHORT else 1
-    close = [(_edits(name, candidate), candidate) for candidate in difflib.get_close_matches(name, known, n=5)]
+    close = [(_edits(name, candidate), candidate) for candidate in difflib.get_close_matches(name, candidates, n=5)]
     edits, candidate = min(close, default=(most + 1, ""), key=lambda pair: pair[0])
     return f"; did you mean {candidate}?" if edits <= most else ""
 
@@ -299,9 +298,9 @@ def _edits(first: str, second: str) -> int:
     before, row = list[int](), list(range(len(second) + 1))
     for place, letter in enumerate(first):
         above, before, row = before, row, [place + 1]
-        for other, wanted in enumerate(second):
-            cost = min(before[other + 1] + 1, row[other] + 1, before[other] + (letter != wanted))
-            if other and place and letter == second[other - 1] and wanted == first[place - 1]:
+        for other, target in enumerate(second):
+            cost = min(before[other + 1] + 1, row[other] + 1, before[other] + (letter != target))
+            if other and place and letter == second[other - 1] and target == first[place - 1]:
                 cost = min(cost, above[other - 1] + 1)
             row.append(cost)
     return row[-1]

@@ -20,7 +20,7 @@ __all__ = ["Clipped", "NegativeLogLikelihood", "NoAdvantage"]
 class Clipped:
     """Clipped surrogate (PPO, 1707.06347), with clip-higher (2503.14476) and dual clip (1912.09729).
 
-    Each token has its own ratio; see :func:`slime_core.ops.losses.clipped_surrogate`. Metrics a token: ``ratio``,
+    Each token has a separate ratio; see :func:`slime_core.ops.losses.clipped_surrogate`. Metrics a token: ``ratio``,
     ``clip_fraction``, ``dual_clip_fraction``, and ``ppo_kl``, the k1 estimate of the divergence of the actor from the
     actor before this rollout's first step.
     """

@@ -1,9 +1,8 @@
-"""Checks the conditions and the rules between settings, and the files that they name. ``load`` calls it; it is quick
-and imports nothing heavy.
+"""Checks conditions and rules between settings, and the files that they name. ``load`` calls it; it imports nothing
+heavy.
 
-The conditions of settings (``Needs``, ``Conflicts``, ``AtMost``) come first. Their messages are made from the
-annotation alone: what was given, what it needs or excludes, the reason if the annotation has one, and the next step.
-Then come the rules, functions that yield messages.
+Conditions (``Needs``, ``Conflicts``, ``AtMost``) are annotations of settings, from which their messages are made. Rules
+are functions that yield messages.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ def unmet(
     """Yield a message for every condition that does not hold.
 
     Arguments:
-        values: setting key -> (setting, value), of the core, of the active plugins, and those given of the engines.
-        sections: sections whose conditions are checked; None: all.
-        broken: keys of settings whose value could not be read; conditions on them are not checked.
+        values: setting key -> (setting, value), of the core and of active plugins, and engines' flags that are set.
+        sections: sections whose conditions are checked; None for all.
+        broken: settings without a usable value; conditions on them are not checked.
 
     Raises:
-        PluginError: a plugin's setting names one that does not exist.
+        PluginError: a condition of a plugin names a setting that does not exist.
     """
     by_flag = {pair[0].flag: pair for pair in values.values()}
     provided = {part for setting, value in values.values() if value != setting.default for part in setting.provides}
@@ -47,9 +46,9 @@ def unmet(
         for condition in setting.notes(Relation):
             if condition.part not in provided and condition.when in (None, value):
                 names = (*condition.settings, *(name for name, _ in condition.unless))
-                found = {name: _find(setting, name, values, by_flag) for name in names}
-                if not any(pair and pair[0].key in broken for pair in found.values()):
-                    yield from _judged((setting, value), condition, found)
+                pairs = {name: _find(setting, name, values, by_flag) for name in names}
+                if not any(pair and pair[0].key in broken for pair in pairs.values()):
+                    yield from _violations((setting, value), condition, pairs)
 
 
 def out_of_bounds(
@@ -68,18 +67,15 @@ def out_of_bounds(
 
 
 def _find(setting: Setting, name: str, values: Mapping[str, Pair], by_flag: Mapping[str, Pair]) -> Pair | None:
-    """Find the setting of that name, of the same plugin or by its flag.
-
-    None: the core names a setting of a plugin that is not active, so no layer can have set it.
-    """
-    own = values.get(f"{setting.section}.{name}") if setting.of_plugin else None
-    found = own or by_flag.get(f"--{name.replace('_', '-')}")
-    if found is None and setting.owner == "engine":
+    """Return the setting of that name, of the same plugin or by its flag; None for a setting of an inactive plugin."""
+    of_plugin = values.get(f"{setting.section}.{name}") if setting.of_plugin else None
+    pair = of_plugin or by_flag.get(f"--{name.replace('_', '-')}")
+    if pair is None and setting.owner == "engine":
         other = megatron_settings()[name]
         return other, other.default
-    if found is None and setting.of_plugin:
+    if pair is None and setting.of_plugin:
         raise PluginError(f"setting {setting.key}: its condition names {name}, and there is no such setting.")
-    return found
+    return pair
 
 
 def stated(setting: Setting) -> Iterator[tuple[str, str]]:
@@ -88,7 +84,7 @@ def stated(setting: Setting) -> Iterator[tuple[str, str]]:
         is_need = isinstance(condition, Needs)
         names = (" or " if is_need else ", ").join(condition.settings)
         equals = "" if condition.equals is None else f" = {as_words(condition.equals)}"
-        when = "" if condition.when is None else f" where it is {as_words(condition.when)}"
+        when = "" if condition.when is None else f" if it is {as_words(condition.when)}"
         unless = " or ".join(
             name if value is None else f"{name} = {as_words(value)}" for name, value in condition.unless
         )
@@ -103,16 +99,16 @@ def called(setting: Setting) -> str:
     return setting.flag.removeprefix("--").replace("-", "_")
 
 
-def _judged(given: Pair, condition: Relation, found: Mapping[str, Pair | None]) -> Iterator[str]:
-    lifting = [(pair, value) for name, value in condition.unless if (pair := found[name]) is not None]
-    if any(_counts(pair, value) for pair, value in lifting):
+def _violations(pair: Pair, condition: Relation, pairs: Mapping[str, Pair | None]) -> Iterator[str]:
+    lifting = [(other, value) for name, value in condition.unless if (other := pairs[name]) is not None]
+    if any(_counts(other, value) for other, value in lifting):
         return
-    others = [pair for name in condition.settings if (pair := found[name]) is not None]
-    counting = [pair for pair in others if _counts(pair, condition.equals)]
+    others = [other for name in condition.settings if (other := pairs[name]) is not None]
+    counting = [other for other in others if _counts(other, condition.equals)]
     if isinstance(condition, Conflicts) and counting:
-        yield _exclusive(given, counting, lifting, condition)
+        yield _exclusive(pair, counting, lifting, condition)
     elif isinstance(condition, Needs) and not counting:
-        yield _missing(given, others, condition)
+        yield _missing(pair, others, condition)
 
 
 def _counts(pair: Pair, equals: object) -> bool:
@@ -120,32 +116,31 @@ def _counts(pair: Pair, equals: object) -> bool:
     return bool(value != setting.default if equals is None else value == equals)
 
 
-def _exclusive(given: Pair, others: list[Pair], lifting: list[tuple[Pair, JsonValue]], condition: Relation) -> str:
-    outs = " or ".join(map(_flag, [given, *others])) if len(others) == 1 else f"{_flag(given)}, or all of the others,"
-    steps = [one.flag if value is None else f"{one.flag} {as_words(value)}" for (one, _), value in lifting]
+def _exclusive(pair: Pair, others: list[Pair], lifting: list[tuple[Pair, JsonValue]], condition: Relation) -> str:
+    outs = " or ".join(map(_flag, [pair, *others])) if len(others) == 1 else f"{_flag(pair)}, or all of the others,"
+    steps = [entry.flag if value is None else f"{entry.flag} {as_words(value)}" for (entry, _), value in lifting]
     unless = f", or add {' or '.join(steps)}" if steps else ""
     return (
-        f"{_shown(given)} cannot be combined with {' and '.join(map(_shown, others))}{_reason(condition)}. Leave "
+        f"{_shown(pair)} cannot be combined with {' and '.join(map(_shown, others))}{_reason(condition)}. Leave "
         f"{outs} out{unless}"
     )
 
 
-def _missing(given: Pair, others: list[Pair], condition: Relation) -> str:
-    """Several settings, of which one is enough, are named without their values: all have their defaults."""
+def _missing(pair: Pair, others: list[Pair], condition: Relation) -> str:
     if not others:
-        return f"{_shown(given)} needs {' or '.join(condition.settings)}{_reason(condition)}. Leave {_flag(given)} out"
+        return f"{_shown(pair)} needs {' or '.join(condition.settings)}{_reason(condition)}. Leave {_flag(pair)} out"
     if condition.equals is not None:
-        (first, value), wanted = others[0], as_words(condition.equals)
-        found = as_words(value if first.owner != "engine" else None)
-        needs, step = f"{called(first)} = {wanted} (got {found})", f"Give {first.flag} {wanted}"
+        (first, value), needed = others[0], as_words(condition.equals)
+        actual = as_words(value if first.owner != "engine" else None)
+        needs, step = f"{called(first)} = {needed} (got {actual})", f"Give {first.flag} {needed}"
     else:
         needs = " or ".join(_beyond_default(other) for other, _ in others)
         step = f"Add {' or '.join(other.flag for other, _ in others)}"
-    return f"{_shown(given)} needs {needs}{_reason(condition)}. {step}, or leave {_flag(given)} out"
+    return f"{_shown(pair)} needs {needs}{_reason(condition)}. {step}, or leave {_flag(pair)} out"
 
 
 def _beyond_default(setting: Setting) -> str:
-    """The name of a setting that has to be set, with the default that is not enough, if there is one."""
+    """Return the name of a setting that has to be set, with its default, which is not enough."""
     has_value = setting.default and not setting.is_sequence and setting.owner != "engine"
     return f"{called(setting)} other than {as_words(setting.default)}" if has_value else called(setting)
 
@@ -160,7 +155,7 @@ def _shown(pair: Pair) -> str:
 
 
 def _flag(pair: Pair) -> str:
-    """The flag that sets this value: ``--no-NAME`` for a switch that is off, else ``--NAME``."""
+    """Return the flag that sets this value: ``--no-NAME`` for a switch that is off, otherwise ``--NAME``."""
     setting, value = pair
     return setting.flag.replace("--", "--no-", 1) if setting.is_switch and value is False else setting.flag
 
@@ -176,8 +171,8 @@ def mistakes(
 
     Arguments:
         purpose: ``run``, or ``eval``, which trains nothing.
-        broken: settings whose value could not be read and which therefore have their defaults here. Conditions on them
-            and rules that read them are not checked, because the user meant another value.
+        broken: settings without a usable value, which have their defaults in ``config``. Conditions on them and rules
+            that read them are not checked.
         of_plugins: setting key -> (setting, value) of the options of active plugins.
     """
     if purpose == "eval":
@@ -189,7 +184,7 @@ def mistakes(
     messages = [
         *unmet(values, sections=sections, broken=broken),
         *out_of_bounds(values, sections=sections, broken=broken),
-        *(message for rule in rules for message in _messages(rule, readable, is_whole=not broken)),
+        *(message for rule in rules for message in _messages(rule, readable, is_complete=not broken)),
     ]
     return [blaming(message, values) for message in dict.fromkeys(messages)]
 
@@ -201,7 +196,7 @@ def blaming(message: str, values: Mapping[str, Pair]) -> Mistake:
 
 
 def _without(config: RunConfig, settings: frozenset[str]) -> RunConfig:
-    """``config``, in which each of ``settings`` is missing, so that no rule can use its default."""
+    """Return ``config`` without ``settings``, so that a rule that reads one fails."""
     copies = {name: section.model_copy() for name, section in config}
     for section in copies.values():
         for key in settings & type(section).model_fields.keys():
@@ -209,11 +204,11 @@ def _without(config: RunConfig, settings: frozenset[str]) -> RunConfig:
     return config.model_copy(update=copies)
 
 
-def _messages(rule: Rule, config: RunConfig, *, is_whole: bool) -> list[str]:
+def _messages(rule: Rule, config: RunConfig, *, is_complete: bool) -> list[str]:
     try:
         return list(rule(config))
-    except (AttributeError, KeyError, ValidationError):  # it uses a setting that is missing, or what is made of one
-        if is_whole:
+    except (AttributeError, KeyError, ValidationError):  # the rule read a missing setting
+        if is_complete:
             raise
         return []
 
@@ -225,14 +220,14 @@ OF_EVALUATIONS = frozenset({"engine", "eval", "watch", *ENGINES})
 def _estimator_is_named(config: RunConfig) -> Iterator[str]:
     if config.algorithm.advantage_estimator is None:
         yield (
-            "advantage_estimator: nothing says how rewards become advantages; name a plugin that does, "
-            "--plugin grpo, or a component, --advantage-estimator NAME"
+            "advantage_estimator: the run has no advantage estimator; name a plugin that presets one, such as --plugin "
+            "grpo, or a component with --advantage-estimator NAME"
         )
 
 
 def _there_is_eval_data(config: RunConfig) -> Iterator[str]:
     if not config.evaluates:
-        yield "eval_prompt_data: there is nothing to evaluate on; add --eval-prompt-data NAME FILE"
+        yield "eval_prompt_data: there is no evaluation set; add --eval-prompt-data NAME FILE"
 
 
 def _evaluated_weights_are_known(config: RunConfig) -> Iterator[str]:

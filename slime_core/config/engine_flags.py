@@ -1,8 +1,8 @@
-"""Looks up names that are not settings of the core: flags of Megatron or SGLang, and flags for which an installed
-distribution has advice, or which it accepts without effect.
+"""Looks up names that are not settings of the core: flags of Megatron or SGLang, and flags that a plugin explains or
+accepts without effect.
 
-The engines' names become :class:`~slime_core.config.settings.Setting` objects, so that flags and TOML are read, checked
-and explained as for the core's own. SGLang's own parser checks its flags before a run.
+Flags of engines become :class:`~slime_core.config.settings.Setting` objects, so that they are read, checked and
+explained like settings of the core. SGLang's parser checks its flags before a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INSTEAD = re.compile(r"\bwrite --[a-z0-9-]+$")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A name that is known but not accepted, with the reason."""
+    """The reason why a name is not accepted."""
 
     message: str
 
@@ -40,58 +40,58 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class WithoutEffect:
-    """A flag that is accepted but has no effect, provided that it is true of the model.
+    """A flag that describes the model and has no effect.
 
     Arguments:
         check: called with the words after the flag and the object in the checkpoint's ``config.json``; returns a
-            message if the flag is not true of the model, else None.
+            message if the flag does not describe the model, or None.
     """
 
     check: Callable[[Sequence[str], Mapping[str, Any]], str | None]
 
 
 def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | WithoutEffect | None:
-    """Find the setting of ``--flag``, and whether the flag turns it off (``--no-flag``); None: the name is unknown."""
+    """Return the setting of ``--flag``, and whether the flag turns it off (``--no-flag``); None for unknown names."""
     if "_" in flag:
         return None
     name = flag.removeprefix("--").replace("-", "_")
     match _find(name, flag):
         case Setting() as setting:
             return setting, False
-        case Refusal() | WithoutEffect() as found:
-            return found
+        case Refusal() | WithoutEffect() as result:
+            return result
     off = megatron_settings().get(name.removeprefix("no_")) if name.startswith("no_") else None
     return (off, True) if off is not None and off.is_switch else None
 
 
 def find_key(section: str, name: str) -> Setting | Refusal | None:
-    """Find the setting of ``name`` in the table ``[megatron]`` or ``[sglang]``; None: that engine does not know it."""
+    """Return the setting ``name`` of the table ``[megatron]`` or ``[sglang]``; None for unknown names."""
     if section == "sglang":
         return _find_sglang(name, name)
     home = core_settings().get(name)
     if home is None and name.startswith("sglang_"):
         return Refusal(f"it belongs to [sglang], as {name.removeprefix('sglang_')}")
-    found = Refusal(f"it belongs to [{home.section}]") if home else _find(name, name)
-    if isinstance(found, WithoutEffect):
-        return Refusal("no setting: a command line may have it, and it changes nothing; leave it out")
-    return found
+    result = Refusal(f"it belongs to [{home.section}]") if home else _find(name, name)
+    if isinstance(result, WithoutEffect):
+        return Refusal("it has no effect, and only a command line may have it; leave it out")
+    return result
 
 
 @cache
 def megatron_settings() -> Mapping[str, Setting]:
-    """Return all settings that ``[megatron]`` may hold, by name."""
+    """Return the settings of ``[megatron]`` by name."""
     return {name: _of_megatron(name, flag) for name, flag in MEGATRON_FLAGS.items()}
 
 
 def values_of(config: RunConfig) -> dict[str, tuple[Setting, Any]]:
-    """Return setting key -> (setting, value): the core's in the order of ``schema``, then those given for engines."""
+    """Return key -> (setting, value): of the core in the order of ``schema``, then of engines' flags that are set."""
     of_core = core_values(config)
-    found = {key: (setting, of_core[key]) for key, setting in core_settings().items()}
+    values = {key: (setting, of_core[key]) for key, setting in core_settings().items()}
     for engine, section in {"megatron": config.megatron, "sglang": config.sglang}.items():
         for name, value in section.given:
             setting = megatron_settings()[name] if engine == "megatron" else _of_sglang(name)
-            found[setting.key] = setting, value
-    return found
+            values[setting.key] = setting, value
+    return values
 
 
 def known_flags() -> list[str]:
@@ -145,10 +145,10 @@ def use_advice(advisers: Iterable[Callable[[], Mapping[str, FlagAdvice]]]) -> No
 
 @cache
 def flag_advice() -> Mapping[str, FlagAdvice]:
-    """Return flag -> the message for a user who writes it, of all loaded plugins. The first plugin's message counts.
+    """Return flag -> advice of the loaded plugins; the first plugin's advice counts.
 
-    A flag that is accepted but has no effect maps to a function instead; see :class:`WithoutEffect`. The functions of
-    plugins are called only if a command line or a file has an unknown name.
+    A flag without effect has a function instead of a message; see :class:`WithoutEffect`. The functions of plugins are
+    called only if a command line or a file has an unknown name.
     """
     advice: dict[str, FlagAdvice] = {}
     for adviser in _ADVISERS:

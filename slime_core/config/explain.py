@@ -1,4 +1,4 @@
-"""Writes settings for people: as a TOML file that repeats the run, as help, and one setting in full."""
+"""Writes settings for users: as a TOML file that repeats the run, as help, and one setting in full."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ _COMMON_NAMES = """
 """
 
 COMMON: Final = frozenset(_COMMON_NAMES.split())
-"""Settings that the short help describes; the others it only names."""
+"""Settings that the short help describes. It only names the others."""
 
 _ENGINE_ROWS: Final = {
-    "--NAME [megatron]": "Megatron's own flags: --help megatron lists them",
-    "--sglang-NAME [sglang]": "SGLang's own flags: python -m sglang.launch_server --help lists them",
+    "--NAME [megatron]": "flags of Megatron: --help megatron lists them",
+    "--sglang-NAME [sglang]": "flags of SGLang: python -m sglang.launch_server --help lists them",
 }
 
 _FIRST_WORDS: Final = {"eval": "[RUN | CHECKPOINT | MODEL_FOLDER] [--json] "}
-"""Command -> what it takes in addition to settings."""
+"""Command -> its arguments before settings."""
 
-CONFIG_HELP: Final = "TOML file of settings, one table a section; flags win over it"
+CONFIG_HELP: Final = "TOML file of settings, with a table for each section; flags override it"
 
 
 def to_toml(resolved: Resolved) -> str:
-    """A file that resolves to the same settings again (``slime run --config FILE``), with each value's source."""
+    """Return a TOML file that resolves to the same settings (``slime run --config FILE``), with sources of values."""
     lines = ["# All settings of a run. slime run --config THIS_FILE repeats it with the same plugins installed."]
     section = ""
     for key, (setting, value) in resolved.values().items():
@@ -75,23 +75,23 @@ def to_toml(resolved: Resolved) -> str:
 
 
 def explain(name: str, resolved: Resolved) -> str:
-    """Return the value of one setting, its source, and what it accepts and does.
+    """Return the value and the source of a setting, its accepted values and its description.
 
     Arguments:
-        name: as a key (``lr``, ``optimizer.lr``, ``grpo.std_normalization``, ``megatron.decoupled_lr``) or a flag
-            (``--lr``), also the one that turns a switch off (``--no-save-hf``).
+        name: a key (``lr``, ``optimizer.lr``, ``grpo.std_normalization``, ``megatron.decoupled_lr``) or a flag
+            (``--lr``, ``--no-save-hf``).
 
     Raises:
-        ConfigError: there is no such setting; with the nearest, or why there is none.
+        ConfigError: there is no such setting.
     """
     values = resolved.values()
     names: dict[str, str] = {}
     for key, (setting, _) in values.items():
-        own = called(setting)
-        off = [f"no_{own}"] if setting.is_switch else []
-        names |= dict.fromkeys([key, f"{setting.section}.{setting.name}", own, *off], key)
-    wanted = name.removeprefix("--").replace("-", "_")
-    setting = values[names[wanted]][0] if wanted in names else _of_engine(wanted, name, names)
+        flag = called(setting)
+        off = [f"no_{flag}"] if setting.is_switch else []
+        names |= dict.fromkeys([key, f"{setting.section}.{setting.name}", flag, *off], key)
+    spelling = name.removeprefix("--").replace("-", "_")
+    setting = values[names[spelling]][0] if spelling in names else _of_engine(spelling, name, names)
     value = values[setting.key][1] if setting.key in values else "(not given)"
     rows = {
         "from": str(resolved.provenance.get(setting.key, DEFAULT)),
@@ -104,11 +104,10 @@ def explain(name: str, resolved: Resolved) -> str:
     return f"{setting.section}.{setting.name} = {as_words(value)}\n{listed}\n{_wrapped(_does(setting), indent=2)}"
 
 
-def _of_engine(wanted: str, name: str, names: Iterable[str]) -> Setting:
-    section, _, key = wanted.rpartition(".")
-    found = find_key(section, key) if section in ENGINES else find_flag(f"--{wanted.replace('_', '-')}")
-    match found:
-        case Refusal() | None if instead := counterpart(wanted):
+def _of_engine(spelling: str, name: str, names: Iterable[str]) -> Setting:
+    section, _, key = spelling.rpartition(".")
+    match find_key(section, key) if section in ENGINES else find_flag(f"--{spelling.replace('_', '-')}"):
+        case Refusal() | None if instead := counterpart(spelling):
             raise ConfigError(f"{name}: no such setting; write {instead}")
         case Setting() as setting:
             return setting
@@ -117,13 +116,13 @@ def _of_engine(wanted: str, name: str, names: Iterable[str]) -> Setting:
         case Refusal(message):
             raise ConfigError(message)
         case WithoutEffect():
-            raise ConfigError(f"{name}: no setting; a command line may have the flag, and it changes nothing")
-    near = nearest(wanted, [*names, *(flag.removeprefix("--").replace("-", "_") for flag in known_flags())])
+            raise ConfigError(f"{name}: the flag is accepted and has no effect")
+    near = nearest(spelling, [*names, *(flag.removeprefix("--").replace("-", "_") for flag in known_flags())])
     raise ConfigError(f"{name}: no such setting{near}; slime run --help all lists them")
 
 
 def help_page(command: str, options: Mapping[str, type[BaseModel]] | None = None) -> str:
-    """``slime run --help``: what is set most, described; the rest by name; the named plugins' options in full."""
+    """Return ``slime run --help``: common settings with descriptions, the names of others, and all plugin options."""
     usage = f"slime {command} {_FIRST_WORDS.get(command, '')}[--plugin NAME] [--config FILE.toml] [--setting value ...]"
     parts = [usage, *_rows([("--config PATH", CONFIG_HELP)])]
     for section, settings in _sections(options).items():
@@ -140,7 +139,7 @@ def help_page(command: str, options: Mapping[str, type[BaseModel]] | None = None
 
 
 def help_topic(topic: str, options: Mapping[str, type[BaseModel]] | None = None) -> str:
-    """``slime run --help SECTION``: every setting of one section, engine or named plugin, or of ``all`` but engines.
+    """Return ``slime run --help SECTION``: the settings of a section, engine or plugin, or of ``all`` except engines.
 
     Raises:
         ConfigError: there is no such section.
@@ -148,16 +147,16 @@ def help_topic(topic: str, options: Mapping[str, type[BaseModel]] | None = None)
     if topic in ENGINES:
         return "\n".join(_engine_parts(topic))
     sections = _sections(options)
-    wanted = list(sections) if topic == "all" else [topic]
-    if wanted[0] not in sections:
+    if topic != "all" and topic not in sections:
         topics = ["all", *sections, *ENGINES]
         raise ConfigError(f"--help {topic}: no such section{nearest(topic, topics)}; accepted: {', '.join(topics)}")
-    parts = [line for section in wanted for line in ["", _title(section), *_rows(map(_row, sections[section]))]]
+    shown = sections if topic == "all" else [topic]
+    parts = [line for section in shown for line in ["", _title(section), *_rows(map(_row, sections[section]))]]
     return "\n".join(parts[1:])
 
 
 def settings_tables(options: Mapping[str, type[BaseModel]]) -> Iterator[str]:
-    """Every setting of the core and of ``options`` as Markdown: a heading and a table for each section."""
+    """Yield the settings of the core and of ``options`` as Markdown: a heading and a table for each section."""
     for section, settings in _sections(options).items():
         yield f"## {_title(section)}\n\n| setting | default | |\n|---|---|---|"
         for setting in settings:
@@ -171,9 +170,9 @@ def _does(setting: Setting) -> str:
 
 
 def _sections(options: Mapping[str, type[BaseModel]] | None) -> dict[str, list[Setting]]:
-    """Section -> its settings, of the core and then of the plugins."""
+    """Return section -> its settings, of the core and then of plugins."""
     settings = [*core_settings().values(), *plugin_settings(options or {}).values()]
-    return {section: list(found) for section, found in groupby(settings, attrgetter("section"))}
+    return {section: list(group) for section, group in groupby(settings, attrgetter("section"))}
 
 
 def _title(section: str) -> str:
@@ -193,25 +192,25 @@ def _engine_parts(engine: str) -> list[str]:
 
 
 def _flag(setting: Setting, *, short: bool = False) -> str:
-    """The flag with what follows it; ``short``: without the choices, which stand next to it."""
+    """Return the flag with its placeholder; ``short`` leaves out the choices, which the description has."""
     follows = "NAME" if short and "|" in setting.placeholder else setting.placeholder
     return f"{setting.flag} {follows}".rstrip()
 
 
 def _row(setting: Setting, *, short: bool = False) -> tuple[str, str]:
-    """The flag, and what it does; ``short``: the first clause of that."""
+    """Return the flag and its description, or the first clause of it (``short``)."""
     default, text = as_words(setting.default), _does(setting)
     text = text.split(". ")[0].split("; ")[0].removesuffix(".") if short else text
     return _flag(setting), text + ("" if default in ("none", "(empty)") else f" [{default}]")
 
 
 def _rows(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    for left, right in rows:
-        head = f"  {left:<{_LEFT}} "
-        if len(left) > _LEFT:
+    for flag, text in rows:
+        head = f"  {flag:<{_LEFT}} "
+        if len(flag) > _LEFT:
             yield head.rstrip()
             head = " " * (_LEFT + 3)
-        first, *others = textwrap.wrap(right, _RIGHT, break_on_hyphens=False) or [""]
+        first, *others = textwrap.wrap(text, _RIGHT, break_on_hyphens=False) or [""]
         yield (head + first).rstrip()
         yield from (" " * (_LEFT + 3) + line for line in others)
 

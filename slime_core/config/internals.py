@@ -113,21 +113,21 @@ INTERNALS: Mapping[str, tuple[str, ...]] = {
 """Module -> names, of a class with its attribute."""
 
 _DISTRIBUTIONS = {"megatron": "megatron-core"}
-"""Package -> the distribution that has it, where that has another name."""
+"""Package -> its distribution, if that has another name."""
 
 
 def missing_internals() -> Iterator[str]:
-    """``megatron-core 0.17.0 has no ...``, for each part of an installed distribution that is not there."""
+    """Yield ``megatron-core 0.17.0 has no ...`` for each missing part of an installed distribution."""
     for module, names in INTERNALS.items():
         package = module.partition(".")[0]
         distribution = _DISTRIBUTIONS.get(package, package)
         try:
-            found = metadata.distribution(distribution)
+            installed = metadata.distribution(distribution)
         except metadata.PackageNotFoundError:
             continue
-        if missing := _missing(Path(f"{found.locate_file('')}"), module, names):
+        if missing := _missing(Path(f"{installed.locate_file('')}"), module, names):
             yield (
-                f"{distribution} {found.version} has no {', '.join(missing)} in {module}, which slime uses; it was "
+                f"{distribution} {installed.version} has no {', '.join(missing)} in {module}, which slime uses; it was "
                 f"written for {distribution} {READ_FROM[distribution]}"
             )
 
@@ -136,7 +136,7 @@ def _missing(site: Path, module: str, names: tuple[str, ...]) -> list[str]:
     path = site.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if next(path.parent.glob(f"{path.name}*.so"), None):
-        return []  # compiled; its import says what it lacks
+        return []  # compiled; its import fails with the missing name
     try:
         words = set(re.findall(r"\w+", file.read_text("utf-8")))
     except OSError:

@@ -89,7 +89,7 @@ def _experts_divide(config: RunConfig) -> Iterator[str]:
 def _experts_are_cut_apart(config: RunConfig) -> Iterator[str]:
     sizes, experts = config.parallel, whole_number(start_weights(config), *EXPERTS)
     each, other = sizes.expert_tensor_parallel_size, sizes.tensor_model_parallel_size
-    # slime's scripts give 1 for models without experts, too.
+    # slime's scripts also give 1 for models without experts.
     is_moot = each in (None, other) or (each == 1 and experts is None)
     if sizes.expert_model_parallel_size == 1 and not is_moot:
         yield (
@@ -104,7 +104,7 @@ def _experts_have_whole_sequences(config: RunConfig) -> Iterator[str]:
     if experts is not None and sizes.tensor_model_parallel_size > 1 and not sizes.sequence_parallel:
         yield (
             f"tensor_model_parallel_size = {sizes.tensor_model_parallel_size} with sequence_parallel = false: Megatron "
-            f"trains a mixture of {experts} experts over tensor-parallel ranks only where they share sequences too; "
+            f"trains a mixture of {experts} experts over tensor-parallel ranks only if they also share sequences; "
             "give sequence_parallel = true, or tensor_model_parallel_size = 1"
         )
 
@@ -147,12 +147,12 @@ def _uneven(folder: Path, setting: str, size: int, *even: str) -> Iterator[str]:
 
 
 def _widths(folder: Path) -> Iterator[str]:
-    """The inner widths of feed-forward layers in ``config.json``: of experts, and of dense layers."""
-    found = described(folder) or {}
-    mixture = whole_number(folder, *EXPERTS) is not None and "moe_intermediate_size" in found
+    """Yield the names of the inner widths of feed-forward layers in ``config.json``."""
+    fields = described(folder) or {}
+    mixture = whole_number(folder, *EXPERTS) is not None and "moe_intermediate_size" in fields
     if mixture:
         yield "moe_intermediate_size"
-    if not mixture or any(found.get(name) for name in SOME_ARE_DENSE) or found.get("decoder_sparse_step", 1) != 1:
+    if not mixture or any(fields.get(name) for name in SOME_ARE_DENSE) or fields.get("decoder_sparse_step", 1) != 1:
         yield "intermediate_size"
 
 
@@ -187,11 +187,11 @@ def _further_models_are_the_same_model(config: RunConfig) -> Iterator[str]:
         stored = torch_dist_folder(folder) if folder is not None else None
         source = (config_folder(stored) if stored is not None else None) or folder
         theirs = described(source) if source is not None else None
-        found = differences(theirs, ours) if theirs is not None and ours is not None else []
-        if found:  # another rule reports a folder without config.json
+        fields = differences(theirs, ours) if theirs is not None and ours is not None else []
+        if fields:  # another rule reports a folder without config.json
             yield (
                 f"{setting} = {folder}: its config.json differs from that of {start_weights(config)}: "
-                f"{'; '.join(found)}; give a model of the same architecture, sizes and vocabulary"
+                f"{'; '.join(fields)}; give a model of the same architecture, sizes and vocabulary"
             )
 
 
@@ -221,9 +221,9 @@ def _work_can_be_counted(config: RunConfig) -> Iterator[str]:
 def _recomputed_chunks_divide_the_layers(config: RunConfig) -> Iterator[str]:
     """Megatron-core 0.16's loop over chunks of layers steps over the end of a stage
     (transformer/transformer_block.py, ``_checkpointed_forward``)."""
-    given, parallel = config.megatron.transformer, config.parallel
-    number, layers = given.get("recompute_num_layers"), whole_number(start_weights(config), "num_hidden_layers")
-    if given.get("recompute_method") != "uniform" or number is None or layers is None:
+    flags, parallel = config.megatron.transformer, config.parallel
+    number, layers = flags.get("recompute_num_layers"), whole_number(start_weights(config), "num_hidden_layers")
+    if flags.get("recompute_method") != "uniform" or number is None or layers is None:
         return
     chunks = parallel.pipeline_model_parallel_size * parallel.num_virtual_stages_per_pipeline_rank
     sizes = sorted({layers // chunks, -(-layers // chunks)})
@@ -266,12 +266,12 @@ def rearranges_weights(config: RunConfig) -> bool:
     if config.engine.rollout_external_engine_addrs:
         return True
     groups = (*config.engine_groups, *config.eval_groups)
-    given = (*config.sglang.given, *(flag for group in groups for flag in group.overrides))
-    return any(name in REARRANGING and (value is True or value not in PLAIN) for name, value in given)
+    flags = (*config.sglang.given, *(flag for group in groups for flag in group.overrides))
+    return any(name in REARRANGING and (value is True or value not in PLAIN) for name, value in flags)
 
 
 def _started_groups(config: RunConfig) -> Iterator[tuple[str, Path, EngineGroup]]:
-    """Where each group of engines is declared, the folder of its model, and the group with its sizes resolved."""
+    """Yield the place of each group of engines for messages, the folder of its model, and the group with its sizes."""
     policy, is_stated = start_weights(config), bool(config.engine.engine_groups)
     for number, group in enumerate(config.engine_groups):
         yield f"engine_groups: group {number}" if is_stated else "rollout_num_gpus", policy, group
@@ -303,8 +303,8 @@ def _groups_add_up(config: RunConfig) -> Iterator[str]:
 def _engines_share_models_evenly(config: RunConfig) -> Iterator[str]:
     """SGLang itself checks engines that divide attention in another way."""
     for where, folder, group in _started_groups(config):
-        given = {name for name, _ in (*config.sglang.given, *group.overrides)}
-        if not given & CUT_OTHERWISE:
+        names = {name for name, _ in (*config.sglang.given, *group.overrides)}
+        if not names & CUT_OTHERWISE:
             yield from _uneven(folder, f"{where}: num_gpus_per_engine", group.size, "num_attention_heads")
 
 
@@ -358,10 +358,10 @@ def _prefill_and_decode_are_connected(config: RunConfig) -> Iterator[str]:
 
 
 def _copies_need_attention(config: RunConfig) -> Iterator[str]:
-    given = dict(config.sglang.given)
-    if given.get("dp_size", 1) != 1 and not given.get("enable_dp_attention"):
+    flags = dict(config.sglang.given)
+    if flags.get("dp_size", 1) != 1 and not flags.get("enable_dp_attention"):
         yield (
-            f"sglang.dp_size = {given['dp_size']} copies of an engine would need more devices than "
+            f"sglang.dp_size = {flags['dp_size']} copies of an engine would need more devices than "
             "rollout_num_gpus_per_engine; add --sglang-enable-dp-attention, or raise --rollout-num-gpus for more "
             "engines"
         )

@@ -1,5 +1,4 @@
-"""Sections of the training side: what is optimized, by which optimizer, in which steps, on which ranks; how weights are
-published."""
+"""Sections of the training side: objective, optimizer, critic, steps, parallel layout, and publication of weights."""
 
 from __future__ import annotations
 
@@ -27,9 +26,7 @@ OF_CRITIC = ReadBy("advantage_estimator", "values")
 CHANGES_ADVANTAGES = ReadBy("policy_loss", "advantages")
 OF_REFERENCE = Needs("use_kl_loss", "kl_coef", because="only these use a reference model")
 OF_PARITY_GATE = Conflicts("parity_interval", equals=0, because="nothing is compared")
-WITHOUT_STRICT = Conflicts(
-    "true_on_policy_mode", because="that mode has bounds of its own, 1e-5 on average and 1e-4 at most"
-)
+WITHOUT_STRICT = Conflicts("true_on_policy_mode", because="that mode sets the bounds, 1e-5 on average and 1e-4 at most")
 WITHIN_DECAY = Below("lr_decay_iters", because="both count from the first optimizer step")
 OF_SEPARATE_CRITIC = Needs("critic_num_gpus", because="otherwise the critic shares the actor's ranks")
 
@@ -39,7 +36,7 @@ def _regular_expression(text: str) -> str:
         re.compile(text)
     except re.error as problem:
         raise rejected(
-            f"found {text!r}, no regular expression: {problem}; write a literal dot or bracket with a backslash, as \\."
+            f"found {text!r}, not a regular expression: {problem}; write a dot or bracket with a backslash, as \\."
         ) from None
     return text
 
@@ -82,16 +79,15 @@ class AlgorithmConfig(Section):
     loss_token_divisor: Annotated[
         PositiveFloat | None, Conflicts("calculate_per_token_loss", because="both set the divisor of the loss")
     ] = None
-    """Divide each response's loss by this many tokens, whatever its length (Dr. GRPO). None: by its own tokens."""
+    """Divide the loss of each response by this many tokens, whatever its length (Dr. GRPO). None: by its tokens."""
     count_masked_rollouts: Annotated[
         bool,
         Conflicts(
             "calculate_per_token_loss", because="the loss is then averaged over tokens, and masked rollouts have none"
         ),
     ] = False
-    """Divide the loss of a step by all its rollouts, as slime does. False: by those that train a token.
-
-    Without it, where transforms or filters mask half of the rollouts, the others weigh twice as much.
+    """Divide the loss of a step by all its rollouts, as slime does. False: by those that train a token, so that the
+    others weigh twice as much if transforms or filters mask half of the rollouts.
     """
     normalize_advantages: Annotated[bool, CHANGES_ADVANTAGES] = False
     """Whiten the advantages over all trained tokens of a rollout: mean 0, variance 1."""
@@ -109,7 +105,7 @@ class AlgorithmConfig(Section):
     For token-level estimators; above 0 the reference takes the memory of a second model.
     """
     corrections: Annotated[tuple[Name, ...], Distinct] = ()
-    """Components that weight and mask tokens where learner and engine give other log-probs, in order. Empty: none."""
+    """Components that weight and mask tokens by the difference between learner and engine, in order. Empty: none."""
     use_rollout_logprobs: bool = False
     """Use the engine's log-probs as the old ones in policy loss and estimators; the learner computes none."""
     get_mismatch_metrics: bool = False
@@ -155,7 +151,7 @@ class AlgorithmConfig(Section):
     """Hugging Face folder of the teacher for on-policy distillation, of the policy's architecture and vocabulary. None:
     no teacher."""
     ref_update_interval: Annotated[PositiveInt | None, OF_REFERENCE] = None
-    """Copy the actor into the reference every this many rollouts. None: the reference never changes."""
+    """Rollouts between copies of the actor into the reference. None: the reference never changes."""
     keep_old_actor: Annotated[
         bool,
         Needs(
@@ -174,7 +170,7 @@ class AlgorithmConfig(Section):
         ),
         Conflicts(*NO_ENGINES, because="no engine is started"),
     ] = False
-    """Compute old log-probs with a copy of the weights that the engines served, not with the current ones."""
+    """Compute old log-probs with a copy of the weights that the engines served instead of the current weights."""
 
 
 class OptimizerConfig(Section):
@@ -196,7 +192,7 @@ class OptimizerConfig(Section):
     lr_decay_iters: Annotated[PositiveInt | None, Needs("lr_decay_style")] = None
     """Optimizer steps until the learning rate is min_lr. None: all steps of the run."""
     lr_wsd_decay_iters: Annotated[PositiveInt | None, Needs("lr_decay_style", equals="WSD")] = None
-    """Optimizer steps of the final decay of WSD. None: there is no such decay."""
+    """Optimizer steps of the final decay of WSD. None: no final decay."""
     lr_wsd_decay_style: Annotated[
         Literal["linear", "cosine", "exponential", "minus_sqrt"], Needs("lr_decay_style", equals="WSD")
     ] = "exponential"
@@ -222,7 +218,7 @@ class OptimizerConfig(Section):
 
 
 class CriticConfig(Section):
-    """The critic, for advantage estimators that read values. None: as the actor."""
+    """The critic of advantage estimators that read values. None: as the actor."""
 
     critic_load: Annotated[Path | None, OF_CRITIC] = None
     """Hugging Face folder with the critic's start weights: a causal language model of the actor's architecture.
@@ -240,7 +236,7 @@ class CriticConfig(Section):
     value_clip: Annotated[PositiveFloat | None, OF_CRITIC] = 0.2
     """Clip range for value updates (PPO), in the unit of the rewards. None: no clipping."""
     num_critic_only_steps: Annotated[
-        NonNegativeInt, OF_CRITIC, Below("num_rollout", because="the actor has to be trained, too")
+        NonNegativeInt, OF_CRITIC, Below("num_rollout", because="the actor has to be trained")
     ] = 0
     """Number of rollouts at the start that train only the critic."""
     critic_num_gpus: Annotated[PositiveInt | None, OF_CRITIC] = None
@@ -272,13 +268,12 @@ class LearnerConfig(Section):
         PositiveInt,
         Conflicts("micro_batch_size", unless="hard_token_budget", because="micro_batch_size counts samples instead"),
     ] = 8192
-    """Maximum tokens of a packed micro-batch on one rank; a longer sample gets a micro-batch of its own.
+    """Maximum tokens of a packed micro-batch on one rank. A longer sample is a micro-batch by itself.
 
-    Not given: on GPUs whose memory is known, 8192, 4096 or 2048, as fits it.
+    Not given: 8192, 4096 or 2048, by the memory of the GPU if it is known.
     """
     hard_token_budget: bool = False
-    """Refuse a run whose longest sequence does not fit max_tokens_per_gpu, instead of giving it a micro-batch of its
-    own."""
+    """Refuse a run whose longest sequence does not fit max_tokens_per_gpu."""
     micro_batch_size: PositiveInt | None = None
     """Maximum samples of a micro-batch, of any length; switches shared_prompts off.
 
@@ -315,8 +310,8 @@ class LearnerConfig(Section):
         Needs("bf16", when="fa4", because="FlashAttention computes in bfloat16"),
         Conflicts("device", equals="cpu", when="fa4", because="FlashAttention runs on GPUs"),
     ] = "auto"
-    """Version of FlashAttention, on GPUs in bfloat16. auto: 4 if flash-attn-4 is installed, as with SGLang, and gives
-    what 2 gives on a test row; else 2."""
+    """Version of FlashAttention, on GPUs in bfloat16. auto: 4 if flash-attn-4 is installed, as with SGLang, and agrees
+    with 2 on a test row; otherwise 2."""
     transformer_impl: Annotated[
         Literal["auto", "local", "transformer_engine"],
         Conflicts("device", equals="cpu", when="transformer_engine", because="TransformerEngine runs on GPUs"),
@@ -340,14 +335,14 @@ class LearnerConfig(Section):
 
 
 class ParallelConfig(Section):
-    """How the learner's model is split over its ranks; the remaining factor is data parallel."""
+    """Parallel layout of the learner; the remaining factor of its ranks is data parallel."""
 
     tensor_model_parallel_size: PositiveInt = 1
     """Tensor parallelism: ranks that share every matrix."""
     sequence_parallel: bool = False
     """Sequence parallelism: tensor-parallel ranks also share the activations between matrices.
 
-    With tensor_model_parallel_size 1 it changes nothing, as in Megatron.
+    It has no effect with tensor_model_parallel_size 1, as in Megatron.
     """
     pipeline_model_parallel_size: PositiveInt = 1
     """Pipeline parallelism: ranks that share the stack of layers."""
@@ -361,12 +356,12 @@ class ParallelConfig(Section):
     """Expert parallelism: ranks that share the experts of a mixture.
 
     Times expert_tensor_parallel_size it divides the ranks of a pipeline stage. A separate critic uses the same size if
-    its ranks are divisible by it, else every rank holds all experts.
+    its ranks are divisible by it; otherwise each of its ranks holds all experts.
     """
     expert_tensor_parallel_size: PositiveInt | None = None
     """Ranks that share every matrix of an expert. None: tensor_model_parallel_size. 1 has no effect without experts.
 
-    With 1, the tensor-parallel ranks hold whole experts: 8 ranks train with tensor size 4 and expert size 8.
+    With 1, each tensor-parallel rank holds complete experts: 8 ranks train with tensor size 4 and expert size 8.
     """
 
     @property
@@ -383,8 +378,8 @@ class ParallelConfig(Section):
 
 PARITY_BOUNDS = {"float32": (1e-4, 1e-3), "bfloat16": (0.1, 2.0), "mixture": (5e-3, 0.05)}
 """dtype (mixture: of experts, in float32) -> largest mean and largest single difference of log-probabilities that the
-parity gate accepts, in nats; ``learner.parity.Bounds`` says of how many tokens. Those of dense models are measured
-with a margin by ``campaigns/parity.py``; the table is in ``docs/metrics.md``. Those of mixtures are chosen."""
+parity gate accepts, in nats; see ``learner.parity.Bounds``. ``campaigns/parity.py`` measured those of dense models,
+which include a margin (``docs/metrics.md``); those of mixtures are chosen."""
 STRICT_PARITY_BOUNDS = (1e-5, 1e-4)
 """The same in float32 with ``true_on_policy_mode``: two to four times the worst of that table, which different kernels
 reach by rounding alone."""
@@ -394,9 +389,9 @@ class WeightsConfig(Section):
     """Publishing the learner's weights to the engines."""
 
     update_weights_interval: NonNegativeInt = 1
-    """Publish every this many rollouts. 0: only before the first."""
+    """Rollouts between publications. 0: publish only before the first rollout."""
     update_weight_buffer_size: PositiveInt | None = None
-    """Largest bucket of weights in bytes; a larger tensor gets a bucket of its own. Without GPUs at most 30 MiB.
+    """Largest bucket of weights in bytes. A larger tensor is a bucket by itself. Without GPUs at most 30 MiB.
 
     None: 512 MiB, and 2 GiB from 30 billion parameters on. GPUs hold two buckets while weights are published.
     """
@@ -412,8 +407,8 @@ class WeightsConfig(Section):
     )
     """After the first publication, overwrite the engines' weights, publish again, and compare."""
     parity_interval: NonNegativeInt = 1
-    """Parity gate: compare log-probs of learner and engines every this many rollouts; end the run if they differ. 0:
-    never."""
+    """Parity gate: rollouts between comparisons of learner and engine log-probs. The run ends if they differ. 0: never
+    compare."""
     parity_mean_tolerance: Annotated[PositiveFloat | None, OF_PARITY_GATE, WITHOUT_STRICT] = None
     """Parity gate: maximum mean absolute difference between log-probs of learner and engines. None: 1e-4 in float32,
     0.1 in bfloat16, 5e-3 in float32 for mixtures of experts."""

@@ -1,7 +1,7 @@
-"""Merges the layers of settings: default < built-in demo < model < plugin preset < file < flag. Commands call it.
+"""Merges the layers of settings: default < built-in demo < model < plugin preset < file < flag.
 
-:func:`peek` reads which plugins are named, without reporting mistakes. The caller loads the plugins, and asks the peek
-which of them the settings use. :func:`load` reads all settings and reports all mistakes.
+:func:`peek` reads the names of plugins without reporting mistakes. The caller loads the plugins, and :meth:`Peek.uses`
+returns those that the settings use. :func:`load` reads all settings and reports all mistakes.
 """
 
 from __future__ import annotations
@@ -38,31 +38,30 @@ Presets = Mapping[str, Sequence[tuple[object, str]]]
 Options = Mapping[str, type[BaseModel]]
 Purpose = Literal["run", "eval"]
 FindsGPUs = Callable[[str | None], bool]
-"""Whether ``device = auto`` means GPUs; the argument is ``ray_address``."""
-
+"""Returns whether ``device = auto`` means GPUs; the argument is ``ray_address``."""
 
 Derive = Callable[[Mapping[str, BaseModel], Mapping[str, JsonValue]], Iterable[tuple[str, DerivedSetting]]]
 """Derives settings of the core from the options of plugins. Arguments: plugin -> its options object, and the settings
-of the core that presets, file and flags give. Yields pairs of a plugin and a setting; raises ConfigError for an option
-that it cannot read."""
+of the core that presets, file and flags set. Yields pairs of a plugin and a setting; raises ConfigError for an invalid
+option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The origin of a value; prints as ``flag --lr``, ``file run.toml:3``, ``preset of plugin grpo``, ``default``.
+    """Source of a value; prints as ``flag --lr``, ``file run.toml:3``, ``preset of plugin grpo``, ``default``.
 
     Arguments:
         layer: the layer that set it.
         where: the flag, the file with line, the plugin, or the entry of the model's ``config.json``; empty for
-            defaults, those of the built-in demo included.
+            defaults, including those of the built-in demo.
     """
 
     layer: Literal["default", "built-in demo", "model", "preset", "file", "flag"]
     where: str = ""
 
     def __str__(self) -> str:
-        joint = " of plugin " if self.layer == "preset" else " "
-        return f"{self.layer}{joint}{self.where}" if self.where else self.layer
+        of = " of plugin" if self.layer == "preset" else ""
+        return f"{self.layer}{of} {self.where}" if self.where else self.layer
 
 
 DEFAULT = Provenance("default")
@@ -74,13 +73,13 @@ _PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "debug_rollout_only", "devi
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """All settings of a run, and the origin of each.
+    """All settings of a run, and the source of each.
 
     Arguments:
         config: the core's settings.
         plugin_options: plugin -> its options object, for every plugin with options that takes part.
-        provenance: setting key (``lr``, ``grpo.std_normalization``, ``megatron.decoupled_lr``) -> the origin of its
-            value; of the engines' settings only those that were given.
+        provenance: setting key (``lr``, ``grpo.std_normalization``, ``megatron.decoupled_lr``) -> the source of its
+            value; of the engines' flags only those that are set.
     """
 
     config: RunConfig
@@ -88,14 +87,14 @@ class Resolved:
     provenance: Mapping[str, Provenance] = field(default_factory=dict)
 
     def values(self) -> dict[str, tuple[Setting, Any]]:
-        """Setting key -> (setting, value): the core's in the order of ``schema``, the engines', the plugins'."""
+        """Return key -> (setting, value): of the core in the order of ``schema``, of engines, of plugins."""
         return values_of(self.config) | self.of_plugins()
 
     def of_plugins(self) -> dict[str, tuple[Setting, Any]]:
-        """Setting key -> (setting, value) of the plugins' options."""
+        """Return key -> (setting, value) of the plugins' options."""
         settings = plugin_settings({plugin: type(options) for plugin, options in self.plugin_options.items()})
-        held = {plugin: dict(options) for plugin, options in self.plugin_options.items()}
-        return {key: (one, held[one.section][one.name]) for key, one in settings.items()}
+        values = {plugin: dict(options) for plugin, options in self.plugin_options.items()}
+        return {key: (setting, values[setting.section][setting.name]) for key, setting in settings.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class Choice:
     Example: ``--corrections tis`` is ``Choice("correction", "tis", "--corrections")``.
 
     Arguments:
-        kind: kind of component, as :class:`~slime_core.plugins.registration.Kind` spells it.
+        kind: the value of a :class:`~slime_core.plugins.registration.Kind`.
         name: the component, or ``plugin:component``.
         where: the flag or the place in a file, for messages.
     """
@@ -130,7 +129,7 @@ class NamedCode:
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """The parts of plugins that settings use.
+    """Components, options and functions that settings use.
 
     Arguments:
         components: the chosen components and prompt formats.
@@ -153,18 +152,18 @@ def _names(setting: str, value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """The part of a command line that is read before plugins are activated.
+    """The settings that are read before plugins are activated.
 
     Arguments:
-        plugins: the named plugins; those on the command line replace those of the file.
-        hf_checkpoint: the folder of the start weights, whose architecture needs a model spec; None: the built-in model.
+        plugins: the named plugins. Flags replace the list of the file.
+        hf_checkpoint: the folder of the start weights; None for the built-in model.
         no_plugins: plugins that are left out.
-        debug_rollout_only: no learner is started, so no plugin has to build the model.
-        device: the device that learner and engines use.
+        debug_rollout_only: whether no learner is started, so that no model spec is needed.
+        device: the device of learner and engines.
         flags: the flags of the command line.
-        argv: the command line itself.
-        config: the file that ``--config`` names; None: none.
-        in_file: the plugins that the file names, and its tables that are no section of the core.
+        argv: the command line.
+        config: the file of ``--config``, or None.
+        in_file: the plugins that the file names, and its tables that are not a section of the core.
     """
 
     plugins: tuple[str, ...] = ()
@@ -186,8 +185,7 @@ class Peek:
         without: Collection[str],
         derive: Derive,
     ) -> Uses:
-        """Return the components that flags, file, evaluation sets and presets choose, the plugins whose options flags
-        or the file set, and the functions that options name by path. The arguments are those of :func:`load`."""
+        """Return the components, options of plugins, and functions that the settings use. See :func:`load`."""
         settings = {**core_settings(), **plugin_settings(plugin_options)}
         options = {name: plugin_options[name] for name in takes_part if name in plugin_options}
         reading = _read_layers(self.argv, _Reading(settings, without=without), presets, options, derive)
@@ -195,7 +193,7 @@ class Peek:
 
 
 def peek(argv: Sequence[str]) -> Peek:
-    """Read the plugins and the model that flags or file name; :func:`load` reports the mistakes."""
+    """Read the names of plugins and of the model from flags and file; :func:`load` reports mistakes."""
     reading = _Reading(dict(core_settings()))
     line = read_command_line(argv, core_settings())
     document = _document(line, reading)
@@ -224,18 +222,18 @@ def load(
     check_rules: bool = True,
     finds_gpus: FindsGPUs = lambda _: False,
 ) -> Resolved:
-    """Read and validate the settings of ``argv`` and of the file that it names.
+    """Read and validate the settings of ``argv`` and of its file.
 
     Arguments:
         argv: flags after the command word.
-        presets: setting -> value and plugin of each preset. A setting that several plugins preset must be given by the
-            file or a flag.
+        presets: setting -> value and plugin of each preset. If plugins preset a setting differently, the file or a flag
+            must set it.
         plugin_options: plugin -> its options class, of all loaded plugins.
-        takes_part: the plugins whose options the result has; None: all.
+        takes_part: the plugins whose options the result has; None for all.
         without: plugins that the run leaves out. Their tables in the file are ignored.
-        derive: derives settings of the core from options; None: none are derived.
-        purpose: the command whose rules are checked; an evaluation needs no advantage estimator.
-        check_rules: whether rules between settings, and files, are checked.
+        derive: derives settings of the core from options.
+        purpose: the command whose rules are checked. An evaluation needs no advantage estimator.
+        check_rules: check rules between settings, and files.
         finds_gpus: decides ``device = auto``, for defaults that depend on the device.
 
     Raises:
@@ -252,13 +250,13 @@ def load(
         reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken, of_plugins=of_plugins)
     if reading.mistakes:
         raise config_error(reading.mistakes)
-    keys = [key for key, one in reading.settings.items() if not one.of_plugin or one.section in options]
+    keys = [key for key, entry in reading.settings.items() if not entry.of_plugin or entry.section in options]
     return Resolved(config, plugins, {key: reading.provenance.get(key, DEFAULT) for key in keys})
 
 
 @dataclass(slots=True)
 class _Reading:
-    """The values that are read so far, later layers over earlier ones, and the mistakes."""
+    """The values and mistakes read so far. Later layers override earlier ones."""
 
     settings: dict[str, Setting]
     values: dict[str, Any] = field(default_factory=dict)
@@ -270,7 +268,7 @@ class _Reading:
 
     @property
     def broken(self) -> frozenset[str]:
-        """Settings whose value is not what the user meant, so that no rule should be built on it."""
+        """Settings without a usable value, which rules must not read."""
         return frozenset(mistake.key for mistake in self.mistakes if mistake.key)
 
     def blame(self, message: str, key: str = "") -> None:
@@ -278,33 +276,33 @@ class _Reading:
         self.mistakes.append(Mistake(message, key))
 
     def read_presets(self, presets: Presets) -> None:
-        """Read the presets of settings that neither the file nor a flag gives."""
+        """Read the presets of settings that neither the file nor a flag sets."""
         flags = {setting.flag: key for key, setting in self.settings.items()}
         for name, entries in presets.items():
             value, plugin = entries[0]
             flag = f"--{name.replace('_', '-')}"
-            key = flags.get(flag, name)  # a plugin's setting may have a flag of its own
+            key = flags.get(flag, name)  # plugins may preset an option by the name of its flag
             setting = self.settings.get(key)
             if key in self.values or key in self.broken:
                 continue
             if any(other != value for other, _ in entries):
                 owners = " and ".join(plugin for _, plugin in entries)
-                self.blame(f"{key} is preset by the plugins {owners}; set it with {flag}", key)
+                self.blame(f"plugins {owners} preset {key} differently; set it with {flag}", key)
             elif setting is not None and not setting.notes(NamesCode):
                 read = partial(setting.read_python, value)
                 self._put(setting, Provenance("preset", plugin), read, f"{key}, set by plugin {plugin}")
             else:
                 unknown = f"no such setting{nearest(key, self.settings)}"
-                wrong = "which code a run loads, only the run says" if setting else unknown
-                self.blame(f"preset {key} of plugin {plugin}: {wrong}; report it to the plugin's author")
+                problem = "a preset cannot choose code" if setting else unknown
+                self.blame(f"preset {key} of plugin {plugin}: {problem}; report it to the plugin's author")
 
     def read_file(self, document: Document | None) -> None:
         if document is None:
             return
         for setting, value, place in document.values(self.settings, self.mistakes, self.without):
             self.settings[setting.key] = setting
-            origin = Provenance("file", place.split(" ")[0])
-            self._put(setting, origin, partial(setting.read_toml, value, base=document.path.parent), place)
+            source = Provenance("file", place.split(" ")[0])
+            self._put(setting, source, partial(setting.read_toml, value, base=document.path.parent), place)
 
     def read_flags(self, line: CommandLine) -> None:
         self.settings |= line.engine
@@ -314,67 +312,67 @@ class _Reading:
 
     def read_derived(self, options: Options, derive: Derive) -> None:
         """Set the settings of the core that follow from the options of plugins."""
-        made = {}
+        objects = {}
         for plugin, kind in options.items():
             with suppress(ValidationError):  # reported by build
-                made[plugin] = self._options(plugin, kind)
+                objects[plugin] = self._options(plugin, kind)
         core = core_settings()
-        given = without_secrets({key: value for key, value in self.values.items() if key in core})
+        settings = without_secrets({key: value for key, value in self.values.items() if key in core})
         try:
-            derived = list(derive(made, given))
+            derived = list(derive(objects, settings))
         except ConfigError as error:
             self.blame(str(error))
             self.is_incomplete = True
             return
-        for plugin, one in derived:
-            option = self.settings.get(f"{plugin}.{one.option}")
-            missing = f"no option {one.option}" if one.option is not None and option is None else ""
-            if one.name not in core or missing:
-                wrong = missing or f"no setting {one.name} of the core"
-                message = f"plugin {plugin} derives {one.name} from {one.option or 'settings'}, and there is {wrong}"
-                self.blame(f"{message}; report it to the plugin's author")
+        for plugin, entry in derived:
+            option = self.settings.get(f"{plugin}.{entry.option}")
+            missing = f"no option {entry.option}" if entry.option is not None and option is None else ""
+            if entry.name not in core or missing:
+                problem = missing or f"no setting {entry.name} of the core"
+                message = f"plugin {plugin} derives {entry.name} from {entry.option or 'settings'}; there is {problem}"
+                self.blame(f"{message}. Report it to the plugin's author")
             else:
-                self._derive(core[one.name], one, option, plugin)
+                self._derive(core[entry.name], entry, option, plugin)
 
-    def _derive(self, setting: Setting, one: DerivedSetting, option: Setting | None, plugin: str) -> None:
+    def _derive(self, setting: Setting, derived: DerivedSetting, option: Setting | None, plugin: str) -> None:
         by = f"plugin {plugin}" if option is None else option.flag
-        origin = Provenance("preset", plugin) if option is None else self.provenance.get(option.key, DEFAULT)
+        source = Provenance("preset", plugin) if option is None else self.provenance.get(option.key, DEFAULT)
         try:
-            value = setting.read_python(one.value)
+            value = setting.read_python(derived.value)
         except Unacceptable as error:
             self.blame(f"{setting.key}, which follows from {by}: {error}", setting.key)
             return
-        match self._outcome(setting, one, origin, value):
+        match self._outcome(setting, derived, source, value):
             case "refuse":
-                other, known = self.provenance[setting.key], as_words(self.values[setting.key])
-                message = f"{by} stands in for {setting.key}, and {other} says {known}; accepted: one of the two"
+                other, shown = self.provenance[setting.key], as_words(self.values[setting.key])
+                message = f"{by} sets {setting.key}, and {other} sets it to {shown}; accepted: one of the two"
                 self.blame(message, setting.key)
             case "replace":
-                self._set(setting.key, value, origin)
+                self._set(setting.key, value, source)
 
     def _outcome(
-        self, setting: Setting, one: DerivedSetting, origin: Provenance, value: object
+        self, setting: Setting, derived: DerivedSetting, source: Provenance, value: object
     ) -> Literal["refuse", "keep", "replace"]:
-        """The value in force where the run gives one, and ``value`` follows from an option given at ``origin``."""
-        known, layer = self.values.get(setting.key), self.provenance.get(setting.key, DEFAULT).layer
-        match one.given:
-            case "keep" if known is not None and known != setting.default:
+        """Return what to do if ``value`` follows from an option set at ``source``."""
+        present, layer = self.values.get(setting.key), self.provenance.get(setting.key, DEFAULT).layer
+        match derived.given:
+            case "keep" if present is not None and present != setting.default:
                 return "keep"
-            case "refuse" if layer in ("file", "flag") and known not in (None, (), value):
+            case "refuse" if layer in ("file", "flag") and present not in (None, (), value):
                 return "refuse"
             case "later" if layer in ("file", "flag"):
-                return "refuse" if layer == origin.layer else "keep" if layer == "flag" else "replace"
+                return "refuse" if layer == source.layer else "keep" if layer == "flag" else "replace"
         return "replace"
 
     def choices(self) -> Iterator[Choice]:
-        """The components that the settings name, and the data source of prompt files if it is used."""
+        """Yield the components that the settings name, and the data source of prompt files if it is used."""
         for setting, kind in KIND_NAMED_BY.items():
             for name in _names(setting, self.values.get(setting)):
                 yield Choice(kind, name, self._where(setting))
-        for one in self.values.get("eval_datasets") or ():
+        for dataset in self.values.get("eval_datasets") or ():
             for setting in ("generate_function", "rm_type"):
-                for name in _names(setting, getattr(one, setting)):
-                    yield Choice(KIND_NAMED_BY[setting], name, f"{setting} of evaluation set {one.name}")
+                for name in _names(setting, getattr(dataset, setting)):
+                    yield Choice(KIND_NAMED_BY[setting], name, f"{setting} of evaluation set {dataset.name}")
         if "data_source" not in self.values:
             yield Choice("data_source", PROMPT_FILES, self._where("data_source"))
         for setting in _EVAL_SETS:
@@ -382,73 +380,70 @@ class _Reading:
                 yield Choice("data_source", PROMPT_FILES, self._where(setting))
 
     def plugins(self) -> frozenset[str]:
-        """The plugins whose options flags or the file set."""
-        layers = {key: origin.layer for key, origin in self.provenance.items() if self.settings[key].of_plugin}
+        """Return the plugins whose options flags or the file set."""
+        layers = {key: source.layer for key, source in self.provenance.items() if self.settings[key].of_plugin}
         return frozenset(self.settings[key].section for key, layer in layers.items() if layer in ("file", "flag"))
 
     def _where(self, key: str) -> str:
-        """``--corrections``, or ``corrections (file run.toml:3)``."""
-        origin = self.provenance.get(key, DEFAULT)
-        return origin.where if origin.layer == "flag" else f"{key} ({origin})"
+        """Return ``--corrections``, or ``corrections (file run.toml:3)``."""
+        source = self.provenance.get(key, DEFAULT)
+        return source.where if source.layer == "flag" else f"{key} ({source})"
 
     def code(self) -> Iterator[NamedCode]:
-        """The functions that options name by path."""
+        """Yield the functions that options name by path."""
         for key, setting in self.settings.items():
             for names in setting.notes(NamesCode):
                 for path in names.paths(self.values.get(key)):
                     yield NamedCode(setting.section, setting.name, setting.flag, path)
 
     def refuse_untrue(self, model: Path) -> None:
-        """Refuse flags without effect that are not true of ``model``, the folder of the start weights."""
+        """Refuse flags without effect that do not describe ``model``, the folder of the start weights."""
         config = described(model)
-        if config is None:  # a rule of the settings says so
+        if config is None:  # a rule reports it
             return
         for flag, words, accepted in self.without_effect:
-            wrong = accepted.check(words, config)
-            if wrong is not None:
-                self.blame(f"{' '.join([flag, *words])}: {wrong}")
+            if (problem := accepted.check(words, config)) is not None:
+                self.blame(f"{' '.join([flag, *words])}: {problem}")
 
     def follow_devices(self) -> None:
-        """Set the number of engine devices where it is not given:
-        those of one engine, or with ``colocate`` all devices."""
+        """Set an absent number of engine devices to that of one engine, or with ``colocate`` to all devices."""
         key = "rollout_num_gpus"
         sizes = {name: self.values.get(name, self.settings[name].default) for name in _DEVICES}
         if key in self.values or {key, "colocate", *_DEVICES} & self.broken or any(map(self.values.get, _COUNTED)):
             return
-        each = sizes["rollout_num_gpus_per_engine"]
+        size = sizes["rollout_num_gpus_per_engine"]
         shared = sizes["actor_num_nodes"] * sizes["actor_num_gpus_per_node"] if self.values.get("colocate") else 1
-        count = max(each, shared // each * each)
+        count = max(size, shared // size * size)
         if count != self.settings[key].default:
-            named = "colocate" if count > each else "rollout_num_gpus_per_engine"
+            named = "colocate" if count > size else "rollout_num_gpus_per_engine"
             self._set(key, count, self.provenance[named])
 
     def follow_model(self) -> None:
-        """Set lengths that are not given, and whose defaults the model cannot read, from what it can read."""
+        """Set absent lengths by the model's context if their defaults exceed it."""
         folder = self.values.get("hf_checkpoint") or ARITHMETIC / "model"
         longest = None if "hf_checkpoint" in self.broken else context_length(Path(folder))
         if longest is None or {"rollout_max_response_len", "rollout_max_prompt_len"} & self.broken:
             return
-        origin = Provenance("model", f"max_position_embeddings = {longest}")
+        source = Provenance("model", f"max_position_embeddings = {longest}")
         response, prompt = self.settings["rollout_max_response_len"], self.settings["rollout_max_prompt_len"]
         if response.key not in self.values and response.default >= longest:
-            self._set(response.key, max(1, longest // 2), origin)
-        left = longest - self.values.get(response.key, response.default)
-        if self.values.get("num_data_workers") and prompt.key not in self.values and left > 0:
-            self._set(prompt.key, left, origin)
+            self._set(response.key, max(1, longest // 2), source)
+        remaining = longest - self.values.get(response.key, response.default)
+        if self.values.get("num_data_workers") and prompt.key not in self.values and remaining > 0:
+            self._set(prompt.key, remaining, source)
 
     def follow_device(self, finds_gpus: FindsGPUs) -> None:
-        """Compute in bfloat16 on GPUs, where the checkpoint's weights are bfloat16 and nothing else is given."""
+        """Compute in bfloat16 on GPUs by default if the checkpoint's weights are bfloat16."""
         device = self.values.get("device", self.settings["device"].default)
-        given = {"bf16", "true_on_policy_mode"} & self.values.keys()  # that mode is for float32
-        if given or device == "cpu" or {"bf16", "device", "hf_checkpoint"} & self.broken:
+        is_decided = {"bf16", "true_on_policy_mode"} & self.values.keys()  # that mode is for float32
+        if is_decided or device == "cpu" or {"bf16", "device", "hf_checkpoint"} & self.broken:
             return
-        found = weights_dtype(Path(self.values.get("hf_checkpoint") or ARITHMETIC / "model"))
-        if found == "bfloat16" and (device == "cuda" or finds_gpus(self.values.get("ray_address"))):
+        dtype = weights_dtype(Path(self.values.get("hf_checkpoint") or ARITHMETIC / "model"))
+        if dtype == "bfloat16" and (device == "cuda" or finds_gpus(self.values.get("ray_address"))):
             self._set("bf16", True, Provenance("model", "dtype = bfloat16, on GPUs"))
 
     def fill_demo_defaults(self) -> None:
-        """Set the defaults of the built-in demo where nothing else is given: those of its model where no model is
-        named, those of its task where no prompts are named either."""
+        """Set the defaults of the built-in model if no model is named, and of its task if no prompts are named."""
         named = ["prompt_data", *(key for key, setting in self.settings.items() if setting.names_prompts)]
         if self._is_named("hf_checkpoint"):
             return
@@ -456,10 +451,10 @@ class _Reading:
         if any(map(self._is_named, named)):
             defaults = OF_THE_MODEL
             sets = [key for key, setting in self.settings.items() if "evaluation" in setting.provides]
-            # A run of the model that asks for evaluations and names no set is evaluated on the task's.
+            # A run of the built-in model that evaluates and names no set is evaluated on the set of the task.
             if self.values.get("eval_interval") and not any(map(self._is_named, [*sets, *_EVAL_SETS])):
                 defaults = {**OF_THE_MODEL, "eval_prompt_data": DEMO_DEFAULTS["eval_prompt_data"]}
-        # A run that reads rollouts from files starts no engine, and evaluations need one.
+        # A run that reads rollouts from files has no engines for evaluations.
         reads = self.values.get("debug_train_only") or self.values.get("load_debug_rollout_data") is not None
         for key, value in defaults.items():
             if key not in self.values and not (reads and key in OF_EVALUATIONS):
@@ -469,7 +464,7 @@ class _Reading:
         return self.values.get(key) not in (None, ()) or key in self.broken
 
     def build(self, options: Options) -> tuple[RunConfig, dict[str, BaseModel]]:
-        """The settings, and the options object of each plugin."""
+        """Return the settings, and the options object of each plugin."""
         sections: dict[str, dict[str, Any]] = {}
         for key, value in self.values.items():
             if not (setting := self.settings[key]).of_plugin:
@@ -479,15 +474,15 @@ class _Reading:
         for plugin, kind in options.items():
             try:
                 plugins[plugin] = anchored(self._options(plugin, kind), Path())  # a default may be a path too
-            except ValidationError as error:  # a rule of the plugin's own between its options
+            except ValidationError as error:  # a rule of the plugin between its options
                 self.mistakes += [Mistake(f"[{plugin}]: {problem['msg']}") for problem in error.errors()]
                 plugins[plugin] = kind.model_construct()
         return RunConfig.model_validate(sections).with_plugins(self._of_plugins(plugins)), plugins
 
     def _options(self, plugin: str, kind: type[BaseModel]) -> BaseModel:
-        """The options of a plugin as far as they are read."""
-        own = [setting for setting in self.settings.values() if setting.of_plugin and setting.section == plugin]
-        return kind.model_validate({one.name: self.values[one.key] for one in own if one.key in self.values})
+        """Return the options of a plugin by the values read so far."""
+        keys = {name: f"{plugin}.{name}" for name in kind.model_fields}
+        return kind.model_validate({name: self.values[key] for name, key in keys.items() if key in self.values})
 
     def _of_plugins(self, plugins: Mapping[str, BaseModel]) -> PluginSettings:
         values = {f"{plugin}.{name}": value for plugin, options in plugins.items() for name, value in options}
@@ -499,24 +494,24 @@ class _Reading:
         return PluginSettings(
             values=without_secrets(values),
             files={self.settings[key].name: value for key, value in values.items() if isinstance(value, Path)},
-            code=tuple(f"{one.flag.removeprefix('--').replace('-', '_')} = {one.path}" for one in self.code()),
+            code=tuple(f"{code.flag.removeprefix('--').replace('-', '_')} = {code.path}" for code in self.code()),
             provided=provided,
         )
 
-    def _put(self, setting: Setting, origin: Provenance, read: Callable[[], Any], where: str) -> None:
+    def _put(self, setting: Setting, source: Provenance, read: Callable[[], Any], where: str) -> None:
         try:
-            self._set(setting.key, read(), origin)
+            self._set(setting.key, read(), source)
         except Unacceptable as error:
             self.blame(f"{where}: {error}", setting.key)
 
-    def _set(self, key: str, value: Any, origin: Provenance) -> None:
-        self.values[key], self.provenance[key] = value, origin
+    def _set(self, key: str, value: Any, source: Provenance) -> None:
+        self.values[key], self.provenance[key] = value, source
 
 
 def _read_layers(
     argv: Sequence[str], reading: _Reading, presets: Presets, options: Options, derive: Derive | None
 ) -> _Reading:
-    """``reading`` after the file, flags, presets, and what these imply for other settings."""
+    """Read the file, flags and presets into ``reading``, and set the settings that follow from them."""
     line = read_command_line(argv, reading.settings)
     document = _document(line, reading)
     reading.read_file(document)

@@ -1,7 +1,7 @@
-"""Reads a Hugging Face folder's ``config.json`` without transformers.
+"""Reads the ``config.json`` of Hugging Face folders without transformers.
 
-:func:`described` reads it; :func:`torch_dist_folder` finds weights in Megatron's format; :func:`forward_flops` counts
-what a forward pass over a sequence costs.
+:func:`described` reads it, :func:`torch_dist_folder` finds weights in Megatron's format, and :func:`forward_flops`
+counts the operations of a forward pass.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ NOT_THE_MODEL = frozenset(
         *("max_position_embeddings", "sliding_window", "max_window_layers"),
     ]
 )
-"""What two config.json may differ in and still describe one model: how it was trained and saved, how far it reads, and
-windows, which count only where the layers' types say so."""
+"""Fields in which two config.json of the same model may differ: training and saving, context length, and attention
+windows, which ``layer_types`` turn on."""
 
 CARRIED = "huggingface"
 """Subfolder of a torch_dist folder with the model's config.json, tokenizer and chat template."""
 
 TRACKER = "latest_checkpointed_iteration.txt"
-"""File in which Megatron records its newest checkpoint, a folder in the same place."""
+"""File in which Megatron records the number of its newest checkpoint."""
 
 LARGEST = 2**31 - 1
-"""The largest size of a model's part; what is more is not a size, and nothing is built from it."""
+"""Largest size in config.json that counts as one."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names of the number of experts in config.json: Qwen, Mixtral, DeepSeek."""
 
 
 def described(folder: Path) -> dict[str, Any] | None:
-    """The object in ``config.json``; None: there is none that can be read."""
+    """Return the object in ``config.json``, or None if it cannot be read."""
     try:
         return read_object(folder / "config.json")
     except (OSError, ValueError):
@@ -46,10 +46,10 @@ def described(folder: Path) -> dict[str, Any] | None:
 
 
 def architecture_of(folder: Path | None) -> str | None:
-    """The architecture in ``config.json``; None: it names none, or cannot be read.
+    """Return the architecture in ``config.json``, or None if there is none.
 
     Arguments:
-        folder: Hugging Face folder; None: the built-in model's.
+        folder: Hugging Face folder; None for the built-in model.
     """
     try:
         return str((described(folder or ARITHMETIC / "model") or {})["architectures"][0])
@@ -58,14 +58,14 @@ def architecture_of(folder: Path | None) -> str | None:
 
 
 def torch_dist_folder(path: Path) -> Path | None:
-    """The torch_dist folder that ``path`` names, or None.
+    """Return the torch_dist folder that ``path`` names, or None.
 
     Arguments:
-        path: the folder itself, one of Megatron with a tracker file, a checkpoint of a run, or a run folder (then its
-            newest checkpoint).
+        path: the folder itself, a folder of Megatron with a tracker file, a checkpoint of a run, or a run folder (for
+            its newest checkpoint).
     """
     checkpoints = [*path.glob("checkpoints/step-*/torch_dist"), *path.glob("step-*/torch_dist")]
-    newest = max(checkpoints, key=lambda one: (len(one.parent.name), one.parent.name), default=None)
+    newest = max(checkpoints, key=lambda folder: (len(folder.parent.name), folder.parent.name), default=None)
     places = [path, path / "torch_dist", *([newest] if newest else [])]
     if (path / TRACKER).is_file():
         iteration = read_text(path / TRACKER, limit=100).strip()
@@ -74,44 +74,43 @@ def torch_dist_folder(path: Path) -> Path | None:
 
 
 def config_folder(torch_dist: Path) -> Path | None:
-    """The folder with the config.json and the tokenizer of a torch_dist folder; None: it carries none."""
+    """Return the folder with the config.json and the tokenizer of a torch_dist folder, or None."""
     places = (torch_dist / CARRIED, torch_dist.parent / "hf")
     return next((place for place in places if (place / "config.json").is_file()), None)
 
 
 def start_weights(config: RunConfig) -> Path:
-    """The folder of the start weights: hf_checkpoint, or the built-in model."""
+    """Return the folder of the start weights."""
     return config.model.hf_checkpoint or ARITHMETIC / "model"
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any], *, missing: bool = False) -> list[str]:
-    """``name = value of a instead of value of b``, for every field that makes two configs describe different models.
+    """Return ``name = value of a instead of value of b`` for each field that differs between different models.
 
     Arguments:
-        missing: a field that only one of them has counts as None in the other; False: it says nothing.
+        missing: a field that only one of them has counts as None in the other. False: it is not compared.
     """
     names = (a.keys() | b.keys() if missing else a.keys() & b.keys()) - NOT_THE_MODEL
     return [f"{name} = {a.get(name)} instead of {b.get(name)}" for name in sorted(names) if a.get(name) != b.get(name)]
 
 
 def whole_number(folder: Path, *names: str) -> int | None:
-    """The first of ``names`` that ``config.json`` gives a positive whole number; None: it gives none."""
-    found = described(folder) or {}
-    numbers = (found.get(name) for name in names)
+    """Return the value of the first of ``names`` that is a positive whole number in ``config.json``, or None."""
+    fields = described(folder) or {}
+    numbers = (fields.get(name) for name in names)
     return next((number for number in numbers if isinstance(number, int) and 0 < number <= LARGEST), None)
 
 
 def routes_shape(folder: Path) -> tuple[int, int] | None:
-    """Layers of a mixture and the experts that each of its tokens takes; None: ``config.json`` describes none."""
+    """Return the layers of a mixture of experts and the experts of each token, or None for other models."""
     layers, experts = whole_number(folder, "num_hidden_layers"), whole_number(folder, "num_experts_per_tok")
     return None if layers is None or experts is None or whole_number(folder, *EXPERTS) is None else (layers, experts)
 
 
 def context_length(folder: Path) -> int | None:
-    """Tokens that the model reads, prompt and response together; None: ``config.json`` does not say.
+    """Return the maximum tokens of prompt plus response, or None if it is unknown.
 
-    With scaled rotary embeddings a model reads further than ``max_position_embeddings``; how far is the engine's to
-    know.
+    With scaled rotary embeddings a model reads further than ``max_position_embeddings``, as the engine computes.
     """
     if (described(folder) or {}).get("rope_scaling"):
         return None
@@ -119,13 +118,13 @@ def context_length(folder: Path) -> int | None:
 
 
 def weights_dtype(folder: Path) -> str | None:
-    """The type that ``config.json`` gives its weights, such as ``bfloat16``; None: it gives none.
+    """Return the dtype of the weights in ``config.json``, such as ``bfloat16``, or None.
 
-    transformers 4 calls it torch_dtype. A model of several parts may state it only in that of the text.
+    transformers 4 calls it torch_dtype. Models of several parts may have it only in ``text_config``.
     """
-    found = described(folder) or {}
-    text = found.get("text_config")
-    for part in (found, text if isinstance(text, dict) else {}):
+    fields = described(folder) or {}
+    text = fields.get("text_config")
+    for part in (fields, text if isinstance(text, dict) else {}):
         name = part.get("dtype") or part.get("torch_dtype")
         if isinstance(name, str):
             return name.removeprefix("torch.")
@@ -143,33 +142,34 @@ class ForwardFlops:
     Example: a model of 100 operations a token and 8 a pair works 3 x 100 + 6 x 8 = 348 on a sequence of 3 tokens.
 
     Arguments:
-        per_token: of the matrix products that every token passes, logits included.
-        per_pair: of attention, for a token and one that it sees; itself and all before it.
+        per_token: operations of matrix products for each token, logits included.
+        per_pair: operations of attention for each pair of a token and a token that it attends to.
     """
 
     per_token: int
     per_pair: int
 
     def of(self, length: int) -> int:
-        """Operations of one sequence of ``length`` tokens with causal attention: ``length (length + 1) / 2`` pairs."""
+        """Return the operations of a sequence of ``length`` tokens; causal attention has ``length (length + 1) / 2``
+        pairs."""
         return self.per_token * length + self.per_pair * (length * (length + 1) // 2)
 
 
 def forward_flops(described: Mapping[str, Any]) -> ForwardFlops:
-    """Operations of the decoder that ``config.json`` describes: grouped-query attention, gated MLPs or experts, logits.
+    """Count the operations of the decoder in ``config.json``: grouped-query attention, gated MLPs or experts, logits.
 
     A matrix of n x m costs 2 n m a token (Kaplan et al., 2001.08361, section 2.1). Of h hidden entries, q query heads
     and k key-value heads of d entries, a layer has ``2 h d (2 q + 2 k)`` for its projections, ``6 h i`` for a gated MLP
-    of width i (three matrices), or ``6 h i_e`` for each of the experts that a token is sent to and for a shared one,
-    and ``2 h`` for each number that routes; a pair costs ``2 d q`` for the score and as much for the value. Left out
+    of width i (three matrices), or ``6 h i_e`` for each expert of a token and for a shared one, and ``2 h`` for each
+    number that routes; a pair costs ``2 d q`` for the score and as much for the value. Left out
     are norms, rotations and softmax, which grow with the tokens as well and are below a hundredth of the whole.
 
     Raises:
-        ValueError: something is missing, or the attention is of another kind; the text says what.
+        ValueError: a field is missing, or the attention is of another kind.
     """
     missing = [name for name in NEEDED if not isinstance(described.get(name), int)]
     if missing:
-        raise ValueError(f"does not say {', '.join(missing)}")
+        raise ValueError(f"has no {', '.join(missing)}")
     if described.get("kv_lora_rank"):
         raise ValueError("describes latent attention (kv_lora_rank), whose work is not counted")
     hidden, layers, heads = (int(described[name]) for name in NEEDED[:3])
@@ -183,13 +183,13 @@ def forward_flops(described: Mapping[str, Any]) -> ForwardFlops:
 
 
 def num_experts(described: Mapping[str, Any]) -> int:
-    """The experts of a layer; 0: the model has none."""
+    """Return the experts of a layer; 0 for models without experts."""
     return next((int(described[name]) for name in EXPERTS if described.get(name)), 0)
 
 
 def _layers_of_experts(described: Mapping[str, Any]) -> int:
-    """Layers whose MLP is a mixture, as Qwen (``decoder_sparse_step``, ``mlp_only_layers``) and DeepSeek
-    (``first_k_dense_replace``) write them down."""
+    """Return the number of layers with experts, by the fields of Qwen (``decoder_sparse_step``, ``mlp_only_layers``)
+    and DeepSeek (``first_k_dense_replace``)."""
     if not num_experts(described):
         return 0
     every, dense = int(described.get("decoder_sparse_step") or 1), described.get("mlp_only_layers") or ()

@@ -1,10 +1,9 @@
-"""Rules that settings cannot declare as conditions: sizes (batches, optimizer steps, schedules, staleness; prompts,
-responses, the context of the model), files (what a run reads is there, what it writes can be written and replaces
-nothing else), and evaluations. Those of ranks, devices, engines and models are in
-:mod:`slime_core.config.layout_rules`.
+"""Rules that annotations of settings cannot express: batch sizes, optimizer steps, schedules, staleness, lengths of
+prompts and responses, files and evaluations. :mod:`slime_core.config.layout_rules` has those of ranks, devices, engines
+and models.
 
-A rule yields a message for each mistake: what was given, what is wrong, what is accepted, the next step. Rules import
-nothing heavy, because they run before anything starts.
+A rule yields a message for each mistake, with the values, the accepted ones and the next step. Rules import nothing
+heavy, because they run before anything starts.
 """
 
 from __future__ import annotations
@@ -106,14 +105,14 @@ def _evaluations_fit_the_context(config: RunConfig) -> Iterator[str]:
         yield from _responses_fit_the_context(config)
     yield from _too_long(config, "eval_max_response_len", settings.eval_max_response_len, reserved=1)
     yield from _too_long(config, "eval_max_context_len", settings.eval_max_context_len)
-    for one in (each for each in settings.eval_datasets if each.model is None):
-        where = f"evaluation set {one.name}"
-        yield from _too_long(config, f"{where}: max_response_len", one.max_response_len, reserved=1)
-        yield from _too_long(config, f"{where}: max_context_len", one.max_context_len)
+    for dataset in (dataset for dataset in settings.eval_datasets if dataset.model is None):
+        where = f"evaluation set {dataset.name}"
+        yield from _too_long(config, f"{where}: max_response_len", dataset.max_response_len, reserved=1)
+        yield from _too_long(config, f"{where}: max_context_len", dataset.max_context_len)
 
 
 def _too_long(config: RunConfig, name: str, tokens: int | None, *, reserved: int = 0) -> Iterator[str]:
-    """A message if ``tokens`` plus ``reserved`` exceed the context of the engines, prompt and response together."""
+    """Yield a message if ``tokens`` plus ``reserved`` exceed the context of the engines."""
     context, source = _context(config)
     if tokens is not None and context is not None and tokens + reserved > context:
         yield (
@@ -123,7 +122,7 @@ def _too_long(config: RunConfig, name: str, tokens: int | None, *, reserved: int
 
 
 def _context(config: RunConfig) -> tuple[int | None, str]:
-    """The context of the engines in tokens, and the name of the setting or field that gives it."""
+    """Return the context of the engines in tokens, and the name of the setting or field that gives it."""
     requested, read = config.engine.sglang_context_length, context_length(start_weights(config))
     if requested is not None and (read is None or requested < read):
         return requested, "sglang_context_length"
@@ -161,8 +160,8 @@ MARKS = {
     "save_debug_rollout_data": (b'{"format": "slime rollout"', 64),
     "save_debug_train_data": (b'"slime train data"', 2**20),
 }
-"""Setting -> what stands in a file that it wrote (:mod:`slime_core.rollout.rollout_files`,
-:mod:`slime_core.learner.rank`), and in how many of its first bytes."""
+"""Setting -> text at the start of its files (:mod:`slime_core.rollout.rollout_files`,
+:mod:`slime_core.learner.rank`), and the number of bytes to search."""
 
 
 def _served_models_are_models(config: RunConfig) -> Iterator[str]:
@@ -185,14 +184,14 @@ def _no_model(folder: Path | None, what: str, *, formats: str = "Hugging Face fo
     content = described(folder)
     names = None if content is None else content.get("architectures")
     if not (folder / "config.json").is_file():
-        found = "holds no config.json" if folder.is_dir() else "is not a folder"
+        problem = "holds no config.json" if folder.is_dir() else "is not a folder"
     elif content is None:
-        found = "holds a config.json that is not a JSON object"
+        problem = "holds a config.json that is not a JSON object"
     elif not (isinstance(names, list) and names and isinstance(names[0], str)):
-        found = "holds a config.json that names no architecture"
+        problem = "holds a config.json that names no architecture"
     else:
         return
-    yield f"{what}: {folder} {found}; accepted: a {formats} on this machine (download a hub model first)"
+    yield f"{what}: {folder} {problem}; accepted: a {formats} on this machine (download a hub model first)"
 
 
 def _initial_checkpoint_is_torch_dist(config: RunConfig) -> Iterator[str]:
@@ -225,7 +224,7 @@ def _further_folders_are_writable(config: RunConfig) -> Iterator[str]:
 
 
 def _unwritable(folder: Path, what: str) -> Iterator[str]:
-    """Why ``folder``, named by setting ``what``, cannot be made or written into; nothing where it can."""
+    """Yield a message if ``folder``, which setting ``what`` names, cannot be created or written."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     flag = "--" + what.replace("_", "-")
     if not nearest.is_dir():
@@ -245,8 +244,8 @@ def _every_rollout_and_rank_has_a_file(config: RunConfig) -> Iterator[str]:
         path = dict(config.debug)[name]
         if path is not None and count > 1 and placeholder not in f"{path}":
             yield (
-                f"{name} = {path} has no {placeholder}, but each of the {count} {kind} needs its own file; put "
-                f"{placeholder} into the path, where it stands for the number"
+                f"{name} = {path} has no {placeholder}, but each of the {count} {kind} needs another file; put "
+                f"{placeholder} into the path for the number"
             )
 
 
@@ -260,8 +259,7 @@ def _nothing_else_is_replaced(config: RunConfig) -> Iterator[str]:
         for file in sorted(folder.iterdir()) if folder.is_dir() else ():
             if re.fullmatch(written, f"{file}") and mark not in _head(file, within):
                 yield (
-                    f"{name} = {path}: {file} is there already and is nothing that {name} wrote; move it away, or "
-                    "choose another file"
+                    f"{name} = {path}: {file} exists and {name} did not write it; move it away, or choose another file"
                 )
 
 
@@ -292,32 +290,32 @@ def _names_are_given_once(config: RunConfig) -> Iterator[str]:
     for what, names in named.items():
         for name, count in Counter(names).items():
             if count > 1:
-                yield f"{what}: {count} are named {name!r}; give each its own name"
+                yield f"{what}: {count} are named {name!r}; give each another name"
 
 
 def _lengths_agree(config: RunConfig) -> Iterator[str]:
-    for one in eval_sets(config):
-        if one.min_new_tokens > one.max_response_len:
+    for dataset in eval_sets(config):
+        if dataset.min_new_tokens > dataset.max_response_len:
             yield (
-                f"evaluation set {one.name}: min_new_tokens = {one.min_new_tokens} is above the longest response, "
-                f"max_response_len = {one.max_response_len}; give at most {one.max_response_len}"
+                f"evaluation set {dataset.name}: min_new_tokens = {dataset.min_new_tokens} is above "
+                f"max_response_len = {dataset.max_response_len}; give at most {dataset.max_response_len}"
             )
 
 
 def _models_of_sets_answer(config: RunConfig) -> Iterator[str]:
     served = [model.name for model in config.engine.engine_models]
-    for one in (each for each in config.eval.eval_datasets if each.model is not None):
-        name, is_address = str(one.model), str(one.model).startswith(("http://", "https://"))
+    for dataset in (dataset for dataset in config.eval.eval_datasets if dataset.model is not None):
+        name, is_address = str(dataset.model), str(dataset.model).startswith(("http://", "https://"))
         if name not in served and not is_address:
             yield (
-                f"evaluation set {one.name}: model = {name!r}; accepted: an auxiliary model of the run (there are: "
+                f"evaluation set {dataset.name}: model = {name!r}; accepted: an auxiliary model of the run (there are: "
                 f"{', '.join(served) or 'none'}{nearest(name, served)}), or the address of an SGLang server, such as "
                 "http://127.0.0.1:30000"
             )
-        if is_address and one.model_key_env is not None and not is_key(os.environ.get(one.model_key_env)):
+        if is_address and dataset.model_key_env is not None and not is_key(os.environ.get(dataset.model_key_env)):
             yield (  # without the value, which may be the key itself
-                f"evaluation set {one.name}: model_key_env names no environment variable that holds a key, which is "
-                "one line of ASCII without spaces; give the name, such as JUDGE_KEY, and export it before the run"
+                f"evaluation set {dataset.name}: model_key_env names no environment variable with a key, one line "
+                "of ASCII without spaces; give the name, such as JUDGE_KEY, and export it before the run"
             )
 
 

@@ -44,9 +44,9 @@ class RewardTerm:
     ``RewardTerm(0.3, "acme:dapo", "acc")``.
 
     Arguments:
-        weight: factor of the reward.
-        name: of the reward model, or ``plugin:model``.
-        key: which of its named numbers counts; None: its reward is a plain number.
+        weight: factor of the part's reward.
+        name: the reward model, or ``plugin:model``.
+        key: name of the number that counts; None if the reward is a plain number.
     """
 
     weight: float
@@ -59,10 +59,10 @@ class RewardTerm:
 
 
 def reward_terms(written: str) -> tuple[RewardTerm, ...] | None:
-    """The parts of a sum, in order; None: ``written`` is the name of one reward model.
+    """Return the parts of a sum, in order, or None for the name of one reward model.
 
     Raises:
-        ValueError: it is neither; the message says what is accepted.
+        ValueError: ``written`` is neither.
     """
     if "*" not in written:
         return None
@@ -110,7 +110,7 @@ RewardSum = Annotated[Name, AfterValidator(_readable)]
 
 
 def reward_names(written: str) -> tuple[str, ...]:
-    """The reward models that ``rm_type`` names, each once; of what cannot be read, ``written`` itself."""
+    """Return the reward models that ``rm_type`` names, each once; ``written`` itself if it cannot be read."""
     try:
         terms = reward_terms(written)
     except ValueError:
@@ -119,8 +119,8 @@ def reward_names(written: str) -> tuple[str, ...]:
 
 
 TwoOrMore = Annotated[int, Field(ge=2)]
-"""Tokens to choose from: of a single one the probability is 1, so nothing is learnt from it. Also tokens of a prompt
-and its response."""
+"""A number of tokens to choose from (a single token has probability 1 and teaches nothing), or of a prompt and its
+response."""
 
 RESERVED_ARGUMENTS = frozenset(
     {
@@ -129,14 +129,14 @@ RESERVED_ARGUMENTS = frozenset(
         "tokenizer_kwargs",
     }
 )
-"""Arguments of ``apply_chat_template`` in transformers that are no variables of a template."""
+"""Arguments of ``apply_chat_template`` in transformers that are not variables of a template."""
 
 
 def _template_arguments(text: str) -> str:
-    found = _object(text, example='{"enable_thinking": false}')
-    if taken := sorted(RESERVED_ARGUMENTS & found.keys()):
+    arguments = _object(text, example='{"enable_thinking": false}')
+    if reserved := sorted(RESERVED_ARGUMENTS & arguments.keys()):
         raise rejected(
-            f"found {text!r}, and {', '.join(taken)} are set for each prompt by the run; accepted: variables of the "
+            f"found {text!r}, but the run sets {', '.join(reserved)} for each prompt; accepted: variables of the "
             "template, such as enable_thinking"
         )
     return text
@@ -151,12 +151,12 @@ def _multimodal_keys(text: str) -> str:
 
 def _object(text: str, *, example: str) -> dict[str, object]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise rejected(f"found {text!r}; accepted: a JSON object, as {example}")
-    return found
+    return value
 
 
 TemplateArguments = Annotated[Name, AfterValidator(_template_arguments)]
@@ -164,39 +164,39 @@ MultimodalKeys = Annotated[Name, AfterValidator(_multimodal_keys)]
 
 
 class RolloutConfig(Section):
-    """How responses are generated and rewarded."""
+    """Generation and rewards of responses."""
 
     num_rollout: PositiveInt = 200
-    """Number of rollouts; each is generated, trained on and published once."""
+    """Number of rollouts. Each is generated, trained on and published once."""
     rollout_batch_size: Annotated[PositiveInt, AtMost("over_sampling_batch_size")] = 32
     """Prompts per rollout."""
     n_samples_per_prompt: PositiveInt = 8
     """Responses per prompt; together they form a prompt group."""
     rollout_temperature: PositiveFloat = 1.0
-    """Sampling temperature; the learner divides its logits by it, too."""
+    """Sampling temperature, by which the learner also divides its logits."""
     rollout_top_p: FractionAboveZero = 1.0
     """Nucleus sampling: keep the likeliest tokens up to this probability mass. 1: all.
 
-    The engine records the kept tokens of each position, and the learner's log-probs are over those only.
+    The engine records the kept tokens of each position, and the learner computes log-probs over those tokens.
     """
     rollout_top_k: MinusOne | TwoOrMore = -1
     """Keep the k likeliest tokens; log-probs as for rollout_top_p. -1: all."""
     rollout_max_kept_tokens: TwoOrMore = 64
-    """Maximum tokens that rollout_top_p keeps where rollout_top_k is not set; the engine samples from no others.
+    """Maximum tokens that rollout_top_p keeps if rollout_top_k is not set.
 
-    The engine returns that many per position, about 30 bytes each. Evaluations have no such bound.
+    The engine returns this many for each position, about 30 bytes each. Evaluations have no such limit.
     """
     rollout_max_response_len: PositiveInt = 1024
     """Maximum tokens of a response; longer ones are truncated."""
     rollout_stop: tuple[Name, ...] = ()
-    """Texts that end a response. Empty: only the end-of-sequence token does."""
+    """Texts that end a response. Empty: only the end-of-sequence token ends it."""
     rollout_stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Token ids that end a response, in addition to the tokenizer's end-of-sequence token."""
     rollout_source: Annotated[
         Name | None,
         Conflicts("load_debug_rollout_data", part="rollouts", because="the file replaces generated rollouts"),
     ] = None
-    """Component (kind rollout_source) that makes whole rollouts. None: generate_function makes every group."""
+    """Component (kind rollout_source) that makes complete rollouts. None: generate_function makes each group."""
     generate_function: Name = "single_turn"
     """Component (kind generate_function) that turns a prompt into a response."""
     max_turns: Annotated[int, Field(ge=1)] | None = None
@@ -218,11 +218,10 @@ class RolloutConfig(Section):
     Dropped groups are counted by reason and replaced by groups of other prompts. Evaluations are not transformed.
     """
     rollout_max_refills: NonNegativeInt = 100
-    """Rounds of new prompts that may replace dropped groups; then the run ends. 0: train on the groups that are
-    left."""
+    """Rounds of new prompts that may replace dropped groups before the run ends. 0: train on the remaining groups."""
     over_sampling_batch_size: PositiveInt | None = None
-    """Over-sampling: prompts to start at once when groups are missing, at least rollout_batch_size. None: the missing
-    ones.
+    """Over-sampling: prompts to start at once when groups are missing, at least rollout_batch_size. None: as many as
+    are missing.
 
     The rollout takes the groups that finish first. Other finished groups wait for the next rollout; unfinished ones are
     aborted and requeued, unless generation runs ahead (async_buffer_size).
@@ -237,29 +236,29 @@ class RolloutConfig(Section):
             because="otherwise no response is aborted",
         ),
     ] = False
-    """Resume aborted responses from the tokens that they have. False: restart them.
+    """Resume aborted responses from their tokens. False: restart them.
 
-    The generate function must support it, as single_turn does; others restart unfinished responses.
+    Generate functions without support for it restart unfinished responses; single_turn supports it.
     """
     mask_offpolicy_in_partial_rollout: Annotated[
         bool, Needs("partial_rollout", because="without it no response is resumed")
     ] = False
-    """Train only the tokens of a resumed response that were sampled after it resumed."""
+    """Train only the tokens that a response sampled after it was resumed."""
     failed_samples: Literal["drop_sample", "drop_group", "retry"] = "drop_sample"
-    """What happens to the group of a sample that failed in generation or reward. Failed samples are never trained on.
+    """Treatment of a group with a sample that failed in generation or reward. Failed samples are never trained on.
 
-    drop_sample: train the others of the group, with group statistics over those. drop_group: another prompt replaces
-    the group. retry: generate the sample again, unless it was refused (4xx), then drop it.
+    drop_sample: train on the other samples of the group, with group statistics over these. drop_group: replace the
+    group by another prompt. retry: generate the sample again unless it was refused (4xx), then drop it.
     """
     failed_sample_retries: Annotated[PositiveInt, Needs("failed_samples", equals="retry")] = 2
-    """Maximum number of times that a failed sample is generated again, with failed_samples = retry."""
+    """Maximum retries of a failed sample, with failed_samples = retry."""
     reward_num_workers: PositiveInt | None = None
-    """Processes that score responses; each can have several waiting calls in flight.
+    """Processes that score responses. Each can have several calls in flight that wait.
 
-    None: one per two cores of the sampler's machine, 2 to 16. As many again repeat lost calls after a process died.
+    None: one for two cores of the sampler's machine, 2 to 16. As many more repeat the calls of a process that died.
     """
     reward_timeout_s: PositiveFloat = 30.0
-    """Seconds that scoring one response may take. Then the scoring process is killed, and only that sample fails."""
+    """Time limit for scoring a response, in seconds. Beyond it the process is killed, and only that sample fails."""
     reward_memory_gib: PositiveFloat = 4.0
     """Memory limit of a process that scores responses, in GiB. Beyond it the process is killed, and only the sample at
     fault fails."""
@@ -283,7 +282,8 @@ class RolloutConfig(Section):
     max_staleness: Annotated[
         NonNegativeInt | None, Conflicts(*ONE_HALF, because="learner and engines do not both run")
     ] = None
-    """Maximum staleness: trained rollouts between the weights that sampled a sample's first token and those it trains.
+    """Maximum staleness: trained rollouts between the weights that sampled the first token of a sample and the weights
+    that train on it.
 
     0: exactly on-policy. None: no bound beyond what async_buffer_size and update_weights_interval imply.
     """
@@ -307,14 +307,14 @@ class RolloutConfig(Section):
         Literal["retract", "in_place", "abort"],
         Needs("async_buffer_size", because="otherwise nothing is in flight when weights are published"),
     ] = "retract"
-    """Requests in flight when weights are published. retract: they continue, with a recomputed KV cache.
+    """Treatment of requests in flight when weights are published. retract: continue with a recomputed KV cache.
 
-    in_place: they continue with the KV cache of the old weights. abort: they are aborted and their prompts requeued.
+    in_place: continue with the KV cache of the old weights. abort: abort them and requeue their prompts.
     """
     sglang_server_concurrency: PositiveInt = 512
-    """Responses that an engine generates at once; further requests wait in the sampler."""
+    """Responses that an engine generates at once. Further requests wait in the sampler."""
     rollout_request_timeout_s: PositiveFloat = 300.0
-    """Seconds without an answer and without progress of the engine after which a generation request has failed."""
+    """Seconds without an answer and without progress of the engine after which a generation request fails."""
 
     @property
     def truncates(self) -> bool:
@@ -329,7 +329,7 @@ class RolloutConfig(Section):
 
 
 class DataConfig(Section):
-    """Where prompts come from."""
+    """Prompts of the run."""
 
     prompt_data: Path | None = None
     """Prompts: a JSON Lines or Parquet file, a folder of such, a folder that datasets saved, a pattern such as
@@ -343,21 +343,21 @@ class DataConfig(Section):
     tool_key: Annotated[Name | None, CheckedIfGiven()] = "tools"
     """Field of a row with a list of tools that the chat template shows the model; rows may lack it. None: no tools."""
     multimodal_keys: MultimodalKeys | None = None
-    """Fields of a row with images and the like, as JSON: '{"image": "images"}'; the engine is sent them. None: none."""
+    """Fields of a row with images or other media for the engine, as JSON: '{"image": "images"}'. None: no media."""
     apply_chat_template: bool = False
     """Render prompts with the tokenizer's chat template; a text prompt becomes one user message."""
     apply_chat_template_kwargs: Annotated[TemplateArguments, Needs("apply_chat_template")] = "{}"
     """Further arguments of the chat template, as JSON: '{"enable_thinking": false}'."""
     rollout_shuffle: bool = True
-    """Shuffle the prompts again each epoch, by the seed. False: file order."""
+    """Shuffle the prompts anew in each epoch, by the seed. False: file order."""
     rollout_max_prompt_len: PositiveInt | None = None
     """Leave out prompts longer than this many tokens, and count them. None: keep all."""
     num_data_workers: Annotated[NonNegativeInt, Needs("rollout_max_prompt_len")] = 0
-    """Processes that tokenize prompts to apply rollout_max_prompt_len. 0: the sampler does it. Above 0, a
-    rollout_max_prompt_len that is not given is the model's context minus rollout_max_response_len."""
+    """Processes that tokenize prompts to apply rollout_max_prompt_len. 0: the sampler tokenizes them. Above 0, the
+    default of rollout_max_prompt_len is the model's context minus rollout_max_response_len."""
     on_bad_data: Literal["fail", "skip"] = "fail"
-    """Rows that cannot be read, or that name something that the run does not have. fail: end the run with file and
-    line. skip: leave the row out, count it, and list it in logs/bad-rows.log."""
+    """Treatment of rows that cannot be read, or that name something that the run does not have. fail: end the run with
+    file and line. skip: leave the row out, count it, and list it in logs/bad-rows.log."""
     data_source: Name = PROMPT_FILES
     """Component (kind data_source) that returns prompts."""
 
@@ -367,7 +367,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 def _set_name(name: str) -> str:
     if not re.fullmatch(r"[\w.+-][\w.+ -]*", name):
-        raise rejected(f"found the name {name!r}; metrics and files carry it: letters, digits, blanks and . _ + - only")
+        raise rejected(f"found the name {name!r}; accepted: letters, digits, blanks and . _ + -, for metrics and files")
     return name
 
 
@@ -376,7 +376,7 @@ SetName = Annotated[Name, AfterValidator(_set_name)]
 
 
 class EvalDataset(Section):
-    """One evaluation set with its own settings; a setting that it leaves out is that of ``eval_*``, else of
+    """An evaluation set with separate settings. Settings that it leaves out are those of ``eval_*``, or of
     ``[rollout]`` or ``[data]``.
 
     Example: ``[[eval.eval_datasets]]`` with ``name = "aime"``, ``path = "aime.jsonl"``, ``temperature = 0.6``.
@@ -385,7 +385,7 @@ class EvalDataset(Section):
     name: SetName
     """Name of the set in metrics."""
     path: Path
-    """Prompt file; relative to the file that names it."""
+    """Prompt file, relative to the file that names it."""
     n_samples_per_eval_prompt: PositiveInt | None = None
     """Responses per prompt."""
     temperature: NonNegativeFloat | None = None
@@ -407,11 +407,11 @@ class EvalDataset(Section):
     stop_token_ids: tuple[NonNegativeInt, ...] | None = None
     """Token ids that end a response, in addition to the end of sequence."""
     repetition_penalty: PositiveFloat | None = None
-    """SGLang's; 1 is none."""
+    """Repetition penalty of SGLang. 1: none."""
     input_key: Name | None = None
     """Field of a row with the prompt."""
     label_key: Name | None = None
-    """Field of a row with the ground truth; "none": rows have none."""
+    """Field of a row with the ground truth. "none": rows have none."""
     metadata_key: Name | None = None
     """Field of a row with its metadata."""
     apply_chat_template: bool | None = None
@@ -421,13 +421,13 @@ class EvalDataset(Section):
     rm_type: RewardSum | None = None
     """Component that rewards responses, or a sum of several."""
     reward_key: Name | None = None
-    """Which of a reward model's named numbers counts; "none": rewards are plain numbers."""
+    """Name of the number that counts. "none": rewards are plain numbers."""
     pass_threshold: Finite | None = None
     """Minimum reward of a solved response."""
     model: Name | None = None
-    """The model that answers: an auxiliary model of the run, or the address of an SGLang server."""
+    """Model that answers: an auxiliary model of the run, or the address of an SGLang server."""
     model_key_env: Name | None = None
-    """Environment variable that holds the API key of the server at that address. None: it needs no key."""
+    """Environment variable with the API key of the server at that address. None: it needs no key."""
 
 
 OF_SETS = Needs("eval_prompt_data", "eval_datasets", part="evaluation")
@@ -436,18 +436,18 @@ WHILE_TRAINING = Needs("eval_interval", because="otherwise a run evaluates nothi
 
 
 class EvalConfig(Section):
-    """Measuring on held-out prompts."""
+    """Evaluation on held-out prompts."""
 
     eval_prompt_data: Annotated[tuple[tuple[SetName, Path], ...], WITH_ENGINES] = ()
     """Named evaluation sets: NAME FILE. Empty: only eval_datasets."""
     eval_datasets: Annotated[tuple[EvalDataset, ...], WITH_ENGINES] = ()
-    """Further evaluation sets with their own settings: tables with at least name and path."""
+    """Further evaluation sets with separate settings: tables with at least name and path."""
     eval_interval: Annotated[PositiveInt | None, OF_SETS, WITH_ENGINES] = None
-    """Evaluate before the first rollout, after every this many, and at the end. None: never."""
+    """Rollouts between evaluations. The run also evaluates before the first rollout and at the end. None: never."""
     skip_eval_before_train: bool = False
     """Do not evaluate the start weights."""
     n_samples_per_eval_prompt: PositiveInt = 1
-    """Responses per evaluation prompt; the score is their mean, and pass@k is logged for k up to this."""
+    """Responses per evaluation prompt. The score is their mean; pass@k is logged for k up to this number."""
     eval_temperature: NonNegativeFloat = 0.0
     """Sampling temperature of evaluation. 0: greedy."""
     eval_top_p: FractionAboveZero | None = None
@@ -479,12 +479,11 @@ class EvalConfig(Section):
         ),
         WHILE_TRAINING,
     ] = None
-    """GPUs of engines that only evaluate, concurrently with training; on a CPU, server processes. None: no such
-    engines."""
+    """GPUs of engines that only evaluate, during training; on a CPU, server processes. None: no such engines."""
     eval_num_gpus_per_engine: Annotated[PositiveInt | None, Needs("eval_num_gpus")] = None
     """GPUs per engine that only evaluates. None: rollout_num_gpus_per_engine."""
     eval_interleaved: Annotated[bool, OF_SETS, WHILE_TRAINING] = False
-    """Evaluate on the policy's engines while generation and training continue; new weights wait for it.
+    """Evaluate on the policy's engines while generation and training continue. New weights wait for the evaluation.
 
     False: training waits for the evaluation, and the evaluation for groups in flight.
     """
@@ -508,4 +507,4 @@ class EvalConfig(Section):
     @property
     def files(self) -> tuple[tuple[str, Path], ...]:
         """Name and prompt file of every evaluation set."""
-        return (*self.eval_prompt_data, *((one.name, one.path) for one in self.eval_datasets))
+        return (*self.eval_prompt_data, *((dataset.name, dataset.path) for dataset in self.eval_datasets))

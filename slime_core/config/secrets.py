@@ -1,20 +1,18 @@
-"""Secrets of a run: settings name the environment variable that holds one, and never hold it themselves.
+"""Secrets of a run. Settings name the environment variable of a secret, because run folders, ``slime check`` and
+trackers show the values of settings.
 
-The values of settings are written into the run folder, shown by ``slime check`` and passed to trackers.
+Engines and routers of a run answer 401 to requests without the key of the run:
 
-The run makes one secret itself: the key without which its engines and routers answer 401.
-
-    key_of_run     makes the key of a run, in the driver, or reads the user's from SLIME_ENGINE_KEY
+    key_of_run     makes the key in the driver, or reads it from SLIME_ENGINE_KEY
     EngineAccess   the key and the addresses that get it; every actor and reward process receives it when it starts
-    send_key_to    adds addresses of the run, whose requests carry the key
+    send_key_to    adds addresses of the run
     add_key        adds the address and the key of a server outside the run
-    engine_headers returns the headers of a request to an address: the key, if the address is known
-    refused_key    returns advice for an error that a refusal raised in the code of a plugin
+    engine_headers returns the headers of a request to an address, with the key for these addresses only
+    refused_key    returns advice for the error of a refused request in a plugin
     key_advice     yields advice for a server that refuses the key
 
-The key is state of the process, like an environment variable, so that no setting, record or command line holds it. A
-request to any other address never carries it. The keys of external servers that evaluation sets name are kept in the
-same way.
+The key is state of the process, so that no setting, record or command line has it. So are the keys of external servers
+that evaluation sets name.
 """
 
 from __future__ import annotations
@@ -52,10 +50,10 @@ _NEEDED = (
     "MALLOC_*", "TORCH*", "PYTORCH_*", "TRITON_*", "SGLANG_*", "SGL_*", "FLASHINFER_*", "HF_*", "TRANSFORMERS_*",
     "TOKENIZERS_*", "MC_*", "SSL_CERT_*", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
-"""Names and patterns (fnmatch) of what Python, its libraries and SGLang read."""
+"""Names and patterns (fnmatch) of variables that Python, its libraries and SGLang read."""
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy")
-"""Variables that code which calls outside services needs in addition."""
+"""Additional variables for code that calls outside services."""
 
 _OPTION_OF_SECRET = re.compile(
     r"(?i)(?:.*[_.-])?(?:(?:api|access|secret|private)[_-]?key|token|secret|pass(?:word|wd|phrase)?|credentials?)"
@@ -116,12 +114,12 @@ def needed_environment(*also: str) -> dict[str, str]:
         also: names, or patterns such as ``MY_*``.
     """
     requested = [*also, *os.environ.get(PASS_ENV, "").replace(",", " ").split()]
-    found = {}
+    variables = {}
     for name, value in os.environ.items():
         is_needed = any(fnmatchcase(name, pattern) for pattern in _NEEDED) and not _OPTION_OF_SECRET.fullmatch(name)
         if is_needed or any(fnmatchcase(name, pattern) for pattern in requested):
-            found[name] = value
-    return found
+            variables[name] = value
+    return variables
 
 
 _CHANGES_RESULTS = ("SGLANG_RETURN_ORIGINAL_LOGPROB", "SGLANG_SIMULATE_*", "SGLANG_ENABLE_LILICORR_SAMPLING")
@@ -150,13 +148,13 @@ def without_secrets(settings: Mapping[str, object]) -> dict[str, JsonValue]:
     that JSON cannot represent (pydantic's ``SecretStr``) are left out. An address with a secret is reduced to scheme,
     host, port and path.
     """
-    found = {}
+    shown_values = {}
     for name, value in settings.items():
         if isinstance(value, str) and _OPTION_OF_SECRET.fullmatch(name) and not SECRET.fullmatch(value):
             continue
         with suppress(TypeError):
-            found[name] = _json(value)
-    return found
+            shown_values[name] = _json(value)
+    return shown_values
 
 
 def _json(value: object) -> JsonValue:
@@ -195,9 +193,9 @@ class EngineAccess:
     """The key and the addresses with which a process calls the engines of its run.
 
     Arguments:
-        key: key of the run; None: its engines require none, or this process belongs to no run.
+        key: key of the run; None if its engines require none, or the process belongs to no run.
         addresses: ``host:port`` of every server that gets the key.
-        others: ``host:port`` of a server that is none of the run -> the key of that server.
+        others: ``host:port`` of a server outside the run -> its key.
     """
 
     key: SecretStr | None = None
@@ -206,7 +204,7 @@ class EngineAccess:
 
     @property
     def key_text(self) -> str:
-        """The key; empty: there is none."""
+        """The key; empty without one."""
         return "" if self.key is None else self.key.get_secret_value()
 
 
@@ -214,7 +212,7 @@ _access = EngineAccess()
 
 
 def engine_access() -> EngineAccess:
-    """The engine access of this process."""
+    """Return the engine access of this process."""
     return _access
 
 
@@ -226,19 +224,19 @@ def set_engine_access(access: EngineAccess) -> None:
 
 @contextmanager
 def key_of_run() -> Iterator[None]:
-    """Return the key of a run: the value of :data:`ENGINE_KEY`, or a new key.
+    """Set the key of a run during the block: the value of :data:`ENGINE_KEY`, or a new key.
 
     Raises:
         ConfigError: the variable holds no text that a header can carry.
     """
-    given = os.environ.get(ENGINE_KEY)
-    if given and not is_key(given):
+    variable = os.environ.get(ENGINE_KEY)
+    if variable and not is_key(variable):
         raise ConfigError(
             f"The environment variable {ENGINE_KEY} holds no text that a header can carry. Accepted is the key of the "
             "engines in one line of ASCII without spaces; leave the variable unset to get a new key for each run."
         )
     before = engine_access()
-    key = secrets.token_urlsafe(KEY_BYTES) if given is None else given
+    key = secrets.token_urlsafe(KEY_BYTES) if variable is None else variable
     set_engine_access(EngineAccess(SecretStr(key) if key else None))
     try:
         yield
@@ -265,12 +263,12 @@ def add_key(url: str, variable: str) -> None:
 
 
 def is_key(text: str | None) -> bool:
-    """Whether a header can carry ``text`` as a key."""
+    """Return whether a header can carry ``text`` as a key."""
     return bool(text) and text is not None and text.isascii() and text.isprintable() and " " not in text
 
 
 def engine_headers(url: str) -> dict[str, str]:
-    """Return the headers that a request to ``url`` needs: ``Authorization`` for a server of the run, else none.
+    """Return the headers that a request to ``url`` needs: ``Authorization`` for a server of the run.
 
     A generate function or reward that calls an engine without :class:`Service` adds them to its request.
     """
@@ -283,7 +281,7 @@ def engine_headers(url: str) -> dict[str, str]:
 
 
 def refused_key(failure: BaseException) -> str:
-    """Return advice if ``failure``, an error of any HTTP library, is a server's answer 401; else an empty string."""
+    """Return advice if ``failure``, an error of any HTTP library, is a server's answer 401, or an empty string."""
     response = getattr(failure, "response", None)  # of requests and httpx
     answers = (getattr(failure, "status", None), getattr(response, "status_code", None), getattr(failure, "code", None))
     if HTTPStatus.UNAUTHORIZED not in answers or _access.key is None:
@@ -298,17 +296,17 @@ def key_advice(status: int, url: str | None = None) -> Iterator[str]:
     """Yield advice if ``status``, the answer of a server, is a refusal of the key.
 
     Arguments:
-        url: address of the server; None: a server of the run.
+        url: address of the server; None for a server of the run.
     """
     if status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return
     if url is not None and urlsplit(url).netloc not in _access.addresses:
         yield (
-            "That server requires a key of its own: give the set of evaluation prompts whose model it is "
-            "model_key_env = 'NAME', the environment variable that holds it."
+            "That server requires another key: set model_key_env = 'NAME' in its evaluation set, where NAME is the "
+            "environment variable with the key."
         )
     else:
         yield (
-            f"The key of the run is not the server's. Set the environment variable {ENGINE_KEY} to the one key with "
-            "which all external engines, and an external router, were started (--api-key)."
+            f"The server has another key than the run. Set the environment variable {ENGINE_KEY} to the key "
+            "(--api-key) of all external engines and the external router."
         )

@@ -17,7 +17,7 @@ from slime_core.errors import PluginError
 
 
 def _require_readable_distributions() -> None:
-    """Make a model: for the first one pydantic reads the entry points of all distributions, and so does torch."""
+    """Create a model, for which pydantic reads the entry points of all distributions, as torch does."""
     try:
         create_model("First")
     except (OSError, ValueError, TypeError, AttributeError, LookupError):
@@ -36,11 +36,11 @@ def _require_readable_distributions() -> None:
 _require_readable_distributions()
 
 REJECTED = "rejected"
-"""Type of a pydantic error whose message is complete: what was found, and what is accepted."""
+"""Type of a pydantic error whose message has the value and the accepted ones."""
 
 
 def rejected(text: str) -> PydanticCustomError:
-    """Make the error of a validator; ``text`` says what was found and what is accepted."""
+    """Return the error of a validator; ``text`` has the value and the accepted ones."""
     return PydanticCustomError(REJECTED, "{text}", {"text": text})
 
 
@@ -49,26 +49,26 @@ Value = bool | int | float | str | tuple[int | float | str, ...]
 
 
 class Section(BaseModel):
-    """A frozen group of settings; unknown names are refused."""
+    """A frozen group of settings that refuses unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
 
 class PluginOptions(Section):
-    """The settings of a plugin; docstrings under attributes are their help.
+    """The settings of a plugin. Docstrings under attributes are their help.
 
     Example::
 
         class LengthOptions(PluginOptions):
             limit: Annotated[int, Field(gt=0), Flag("--length-limit"), UsedBy("length")] = 100
-            \"\"\"Tokens up to which a response costs nothing.\"\"\"
+            \"\"\"Tokens that cost nothing.\"\"\"
 
     Without ``Flag`` the flag is ``--PLUGIN.limit``; in files the setting is in ``[PLUGIN]``.
     """
 
 
 class EngineSection(Section):
-    """Settings under the names of an engine; holds those that were given, since the engine has defaults for the others.
+    """Flags of an engine that the run sets; the engine has defaults for the others.
 
     Example: ``given = (("recompute_granularity", "full"),)``.
     """
@@ -78,7 +78,7 @@ class EngineSection(Section):
 
 
 LARGEST = 2**53
-"""Largest whole number: readers of JSON disagree beyond it, and no count, size or seed is as large."""
+"""Largest whole number. Readers of JSON disagree beyond it, and no count, size or seed is as large."""
 
 
 def _of_a_size(number: int) -> int:
@@ -105,4 +105,4 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Distinct = AfterValidator(_distinct)
-"""In the annotation of a tuple of names: refuses a name that is given twice."""
+"""Annotation of a tuple of names that refuses repeated names."""

@@ -1,14 +1,11 @@
-"""Reads settings from a command line and a TOML file.
+"""Reads a command line and a TOML file.
 
-``load`` calls it. It splits a command line into flags with words, which ``settings`` converts to values. Accepted are
-``--flag value``, ``--flag=value``, several values if the setting is a sequence (and the flag again for more), and for
-switches ``--flag``, ``--flag false`` and ``--no-flag``. Abbreviations are refused: a flag that is added later must not
-change what a script means.
+A command line becomes flags with words, which ``settings`` converts to values. Accepted are ``--flag value``,
+``--flag=value``, several values for sequences (and the flag again for more), and ``--flag``, ``--flag false`` and
+``--no-flag`` for switches. Abbreviations are refused, because a new flag must not change the meaning of a script.
+Other flags are looked up among those of the engines and those that plugins explain (``engine_flags``).
 
-A flag that is neither the core's nor a named plugin's is looked up among those of the engines and of slime
-(``engine_flags``).
-
-A TOML file has one table per section, and one per named plugin.
+A TOML file has a table for each section and for each plugin.
 """
 
 from __future__ import annotations
@@ -35,10 +32,10 @@ from slime_core.errors import ConfigError, Mistake, nearest
 from slime_core.untrusted import MOST_TOML, parse_toml, read_text
 
 CONFIG_FLAG = "--config"
-"""Names the TOML file; no setting."""
+"""The flag of the TOML file, which is not a setting."""
 
 NO_EVAL_FLAG = "--no-eval"
-"""Stands for :data:`NO_EVAL`; no setting."""
+"""The flag that sets :data:`NO_EVAL`, which is not a setting."""
 
 NO_EVAL = {
     "eval_interval": "none",
@@ -56,11 +53,11 @@ class CommandLine:
     Example, ``--lr 1e-4 --no-save-hf``: ``words = {"lr": ["1e-4"], "save_hf": ["false"]}``.
 
     Arguments:
-        words: setting key -> the words given for it; a switch without a value has none.
+        words: setting key -> its words; a switch without a value has none.
         config: words after ``--config``.
-        engine: key -> setting, for the settings of engines that were given.
-        without_effect: flags that are accepted but have no effect, with their words.
-        flags: every flag, known or not, as it was given.
+        engine: key -> setting, for the flags of engines.
+        without_effect: flags without effect, with their words.
+        flags: every flag, known or unknown.
         mistakes: mistakes in the flags and words.
     """
 
@@ -77,7 +74,7 @@ class CommandLine:
 
 
 def read_command_line(argv: Sequence[str], settings: Mapping[str, Setting]) -> CommandLine:
-    """Parse the flags of ``argv`` and their words; mistakes are collected, not raised.
+    """Parse the flags of ``argv`` and their words, and collect mistakes.
 
     Arguments:
         settings: key -> setting, of the core and of all loaded plugins.
@@ -99,7 +96,7 @@ def read_command_line(argv: Sequence[str], settings: Mapping[str, Setting]) -> C
             _take_foreign(flag, words, line, by_flag)
     for key, word in NO_EVAL.items() if NO_EVAL_FLAG in line.flags else ():
         if line.words.setdefault(key, [word]) not in ([], [word]):
-            line.blame(f"{NO_EVAL_FLAG}: nothing is evaluated with it; leave it or {settings[key].flag} out", key)
+            line.blame(f"{NO_EVAL_FLAG} excludes {settings[key].flag}; leave one of them out", key)
     return line
 
 
@@ -133,7 +130,7 @@ def _take(setting: Setting, words: list[str], line: CommandLine) -> None:
 
 def _take_once(setting: Setting, words: list[str], line: CommandLine) -> None:
     if setting.key in line.words:
-        first, second = (" ".join(given) or "true" for given in (line.words[setting.key], words))
+        first, second = (" ".join(values) or "true" for values in (line.words[setting.key], words))
         line.blame(f"{setting.flag}: given twice, as {first} and as {second}; accepted: once", setting.key)
     line.words[setting.key] = words
 
@@ -154,8 +151,8 @@ def _take_foreign(flag: str, words: list[str], line: CommandLine, by_flag: Mappi
             line.blame(f"{flag}: no such setting; write {instead}")
         case Refusal() as refusal:
             line.blame(refusal.given(words))
-        case WithoutEffect() as found:
-            line.without_effect.append((flag, words, found))
+        case WithoutEffect() as accepted:
+            line.without_effect.append((flag, words, accepted))
         case (setting, off):
             line.engine[setting.key] = setting
             (_switch_off(setting, flag, words, line) if off else _take(setting, words, line))
@@ -169,7 +166,7 @@ def _unknown(flag: str, by_flag: Mapping[str, Setting]) -> Mistake:
         return Mistake(f"{flag}: no installed plugin {plugin!r} has options")
 
     def similar() -> str:
-        # Settings of slime and its plugins come first: where an engine's flag is as near, one of them was meant.
+        # Settings of slime and its plugins come first, so that they win over engines' flags that are as similar.
         return nearest(flag.replace("_", "-"), dict.fromkeys([*by_flag, CONFIG_FLAG, *known_flags()]))
 
     return Mistake(f"{flag}: no such setting", ending=similar)
@@ -193,21 +190,21 @@ class Document:
     lines: Mapping[tuple[str, str], int]
 
     def place(self, table: str, key: str = "") -> str:
-        """Return the place of the key, for messages: ``run.toml:12 [optimizer] lr``."""
+        """Return the place of the key for messages: ``run.toml:12 [optimizer] lr``."""
         line = self.lines.get((table, key))
         file = f"{self.path.name}:{line}" if line else self.path.name
         return " ".join(filter(None, [file, f"[{table}]" if table else "", key]))
 
     def other_tables(self, settings: Mapping[str, Setting]) -> list[str]:
-        """Return the tables that are no section of ``settings`` and of no engine."""
+        """Return the tables that belong to no setting and no engine."""
         sections = {setting.section for setting in settings.values()} | ENGINES.keys()
         return [table for table in self.tables if table not in sections]
 
     def values(
         self, settings: Mapping[str, Setting], mistakes: list[Mistake], without: Collection[str] = ()
     ) -> Iterator[tuple[Setting, object, str]]:
-        """Yield every setting in the file with its TOML value and its place. Unknown keys and tables are added to
-        ``mistakes``, and so is a setting that is also in its old section.
+        """Yield every setting in the file with its TOML value and its place. Add unknown keys and tables to
+        ``mistakes``, and settings that are also in their old section.
 
         Arguments:
             without: plugins that ``--no-plugin`` leaves out; their tables are ignored.
@@ -216,20 +213,20 @@ class Document:
         for setting in settings.values():
             if setting.old_section is not None:
                 by_place.setdefault((setting.old_section, setting.name), setting)
-        seen: dict[str, str] = {}
-        for place, found, value in self._entries(by_place, without):
-            if isinstance(found, str):
-                mistakes.append(Mistake(f"{place}: {found}"))
+        places: dict[str, str] = {}
+        for place, entry, value in self._entries(by_place, without):
+            if isinstance(entry, str):
+                mistakes.append(Mistake(f"{place}: {entry}"))
                 continue
-            if (first := seen.setdefault(found.key, place)) != place:
-                mistakes.append(Mistake(f"{place}: stands there and at {first}; keep one of them", found.key))
-            yield found, value, place
+            if (first := places.setdefault(entry.key, place)) != place:
+                mistakes.append(Mistake(f"{place}: it is also at {first}; keep one of them", entry.key))
+            yield entry, value, place
 
     def _entries(self, by_place: Places, without: Collection[str]) -> Iterator[tuple[str, Setting | str, object]]:
         """Yield every place with its setting, or the mistake there, and its value."""
         for table, entries in self.tables.items():
             if not isinstance(entries, dict):
-                yield self.place("", table), f"stands in no section{_home(table, by_place)}", None
+                yield self.place("", table), f"it is in no section{_home(table, by_place)}", None
             elif table in ENGINES:
                 yield from ((self.place(table, key), _of_engine(table, key), value) for key, value in entries.items())
             elif table in without:
@@ -272,21 +269,21 @@ def read_document(path: Path) -> Document:
 
 
 def _lines(text: str) -> dict[tuple[str, str], int]:
-    """Find the lines of keys, for messages; this is best effort, because tomllib has no positions."""
+    """Return the lines of keys, as far as regular expressions find them; tomllib has no positions."""
     table = ""
-    found: dict[tuple[str, str], int] = {}
+    lines: dict[tuple[str, str], int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[\[?\s*([\w.-]+)\s*\]", line):
             table = header[1]
-            found.setdefault((table, ""), number)
-            found.setdefault((table.partition(".")[0], table.partition(".")[2]), number)
+            lines.setdefault((table, ""), number)
+            lines.setdefault((table.partition(".")[0], table.partition(".")[2]), number)
         elif key := re.match(r"\s*([\w-]+)\s*=", line):
-            found.setdefault((table, key[1]), number)
-    return found
+            lines.setdefault((table, key[1]), number)
+    return lines
 
 
 def _home(key: str, by_place: Places) -> str:
-    """Say to which section a misplaced key belongs, or which key a misspelt key resembles."""
+    """Return the section of a misplaced key, or the nearest name, for a message."""
     homes = [section for section, name in by_place if name == key]
     if homes:
         return f"; it belongs to [{homes[0]}]"

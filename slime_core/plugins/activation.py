@@ -70,7 +70,7 @@ class ActivePlugins:
 
     @property
     def for_load(self) -> dict[str, Any]:
-        """The arguments of :func:`slime_core.config.load.load` that come from plugins."""
+        """Arguments of :func:`slime_core.config.load.load` and :meth:`~slime_core.config.load.Peek.uses`."""
         return {
             "presets": self.presets,
             "plugin_options": self.loaded.options,

@@ -34,7 +34,7 @@ def boundary(
 
     Arguments:
         who: the start of the message, such as a ``Plugin``.
-        action: what the block does, such as ``"importing it"``.
+        action: the action of the block, such as ``"importing it"``.
         error: the type that is raised, chained to the exception.
         next_step: advice to the user; a function of the exception if it depends on the exception.
         locate: add the place in the user's code and the log with the traceback, unless the exception is a SlimeError.
@@ -151,5 +151,5 @@ _LIBRARIES = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib"
 _CORE = str(Path(__file__).parents[1])
 _IMPORTS = ("<frozen importlib", importlib.__file__)
 LOADERS = (str(Path(_CORE, "plugins", "loading.py")), str(Path(__file__).with_name("neighbours.py")))
-"""Files that import plugins; the frames after the first of theirs are those of the plugin."""
+"""Files that import plugins. The frames after the first one of these files belong to the plugin."""
 _SKIPPED = (*_IMPORTS, *LOADERS)

@@ -1,6 +1,6 @@
 """Modules from a file that a run names by path, and the modules next to it, importable for that file alone.
 
-    find_neighbours   reads the modules that a file imports from its own folder, and those that they import
+    find_neighbours   reads the modules that a file imports from its folder, and those that they import
     scoped_builtins   builtins with which the code of a module imports them
 
 A neighbour takes precedence over an installed package of its name, as if Python had been started in the folder, but
@@ -37,17 +37,17 @@ def find_neighbours(file: Path, content: bytes) -> dict[str, tuple[str, bytes]]:
     Raises:
         OSError: one of them cannot be read.
     """
-    found: dict[str, tuple[str, bytes]] = {}
+    modules: dict[str, tuple[str, bytes]] = {}
     pending = [*_imported(content, "")]
     while pending:
         name = pending.pop()
-        is_own = name.partition(".")[0] not in sys.stdlib_module_names and name not in (*found, file.stem)
+        is_own = name.partition(".")[0] not in sys.stdlib_module_names and name not in (*modules, file.stem)
         if not is_own or (code := _read(file.parent, name)) is None:
             continue
-        found[name] = code
+        modules[name] = code
         package = name if code[0].endswith("__init__.py") else name.rpartition(".")[0]
         pending += _imported(code[1], package)
-    return found
+    return modules
 
 
 def _imported(content: bytes, package: str) -> Iterator[str]:
@@ -110,19 +110,19 @@ def _scoped_import(owner: str, code: NeighbourCode, package: str) -> Callable[..
         fromlist: tuple[str, ...] | None = (),
         level: int = 0,
     ) -> Any:
-        wanted = _absolute(name, level, package)
-        if not level and wanted.partition(".")[0] not in code:
+        target = _absolute(name, level, package)
+        if not level and target.partition(".")[0] not in code:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
-        names = [f"{wanted}.{attribute}".lstrip(".") for attribute in fromlist or ()]
-        if not wanted:  # from . import neighbour
+        names = [f"{target}.{attribute}".lstrip(".") for attribute in fromlist or ()]
+        if not target:  # from . import neighbour
             module = ModuleType(owner)
-            vars(module).update({one: import_neighbour(owner, code, one) for one in names})
+            vars(module).update({name: import_neighbour(owner, code, name) for name in names})
             return module
-        module = import_neighbour(owner, code, wanted)
-        for one in names:
-            if one in code:
-                import_neighbour(owner, code, one)
-        return module if fromlist else import_neighbour(owner, code, wanted.partition(".")[0])
+        module = import_neighbour(owner, code, target)
+        for name in names:
+            if name in code:
+                import_neighbour(owner, code, name)
+        return module if fromlist else import_neighbour(owner, code, target.partition(".")[0])
 
     return scoped
 

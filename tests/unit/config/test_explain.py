@@ -111,7 +111,7 @@ def test_plugin_options_appear_in_help_when_the_plugin_is_named() -> None:
     ("name", "rows"),
     [
         ("ref_load", ["  needs    use_kl_loss or kl_coef"]),
-        ("lr_decay_style", ["  needs    lr_wsd_decay_iters where it is WSD"]),
+        ("lr_decay_style", ["  needs    lr_wsd_decay_iters if it is WSD"]),
         ("use_unbiased_kl", ["  needs    use_kl_loss", "  excludes kl_loss_type = k2"]),
         ("max_tokens_per_gpu", ["  excludes micro_batch_size unless hard_token_budget"]),
     ],

@@ -65,7 +65,7 @@ def test_a_run_without_evaluations_has_a_flag_of_its_own(tmp_path: Path) -> None
     file = write(tmp_path, '[eval]\neval_interval = 5\n[[eval.eval_datasets]]\nname = "a"\npath = "b"')
     for config in (resolve("--no-eval").config, resolve("--no-eval", file=file).config):
         assert (config.evaluates, config.eval.eval_interval, config.eval.skip_eval_before_train) == (False, None, True)
-    with pytest.raises(ConfigError, match=r"--no-eval: .*--eval-interval"):
+    with pytest.raises(ConfigError, match="--eval-interval"):
         resolve("--no-eval --eval-interval 3")
     with pytest.raises(ConfigError, match=r"--no-eval: .*'false'"):
         resolve("--no-eval false")
