@@ -84,7 +84,7 @@ def _hook(name: str) -> list[str]:
     places = ", ".join(hooks.PLACES.get(name, ()))
     word = "async " if inspect.iscoroutinefunction(function) else ""
     called = f" Called on: {places}." if places else ""
-    observer = " Observer." if name in hooks.OBSERVERS else ""
+    observer = " Observer." if hooks.HOOKS[name].observes else ""
     text = f"{_text(function)}{called and chr(10) * 2}{called.strip()}{observer}"
     return [f"- `{word}{name}{_parameters(function).removesuffix(' -> None')}`\n\n{_indented(text)}"]
 

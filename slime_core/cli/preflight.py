@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from slime_core.cli.labels import LabelSamples
 from slime_core.cli.memory import GpuPlan, Needs
 from slime_core.components.construction import refusals, run_view, screened
+from slime_core.components.devices import find_device
 from slime_core.config.engines import server_arguments
 from slime_core.config.internals import missing_internals
 from slime_core.config.model_config import (
@@ -30,7 +31,6 @@ from slime_core.config.secrets import result_changing_variables
 from slime_core.contracts import PromptLimits, PromptRow, PromptScreen
 from slime_core.errors import Mistake, config_error
 from slime_core.modeling.memory import GIB
-from slime_core.plugins.devices import find_device
 from slime_core.plugins.registration import Kind
 from slime_core.prompts.chat import has_processor
 from slime_core.rollout.prompt_filter import evaluation_request, template_arguments, training_request

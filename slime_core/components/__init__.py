@@ -1,6 +1,7 @@
 """Components of a run: built from what its plugins add, and checked before anything starts.
 
 construction   builds components, with their options and a view of the run
+devices        devices other than GPUs, which plugins add
 fit            whether a target has the methods of its contract
 functions      functions that options name by path
 selection      whether the components that a run uses fit together, and whether every setting takes effect

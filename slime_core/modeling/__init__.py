@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slime_core.components.devices import find_device
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.plugins.devices import find_device
 from slime_core.types import JsonValue
 
 if TYPE_CHECKING:

@@ -166,10 +166,7 @@ def _owners(loaded: Registry, uses: Uses) -> list[str]:
     owners = list(uses.plugins)
     for choice in uses.components:
         kind = Kind(choice.kind)
-        try:
-            plugin, component = loaded.find(kind, choice.name)
-        except PluginError as problem:
-            raise PluginError(f"{choice.where}: {problem}") from None
+        plugin, component = loaded.find(kind, choice.name, setting=choice.where)
         owners.append(plugin.name)
         if kind is Kind.ADVANTAGE_ESTIMATOR and not any(entry.kind == Kind.POLICY_LOSS for entry in uses.components):
             loss = loaded.meant(Kind.POLICY_LOSS, component.traits.policy_loss, plugin.name)

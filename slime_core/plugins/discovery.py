@@ -11,13 +11,10 @@ A run may also name a file (``./mine.py``) or a module (``my_lab.plugin``).
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 from pathlib import Path
 
 import importlib_metadata as metadata
@@ -74,20 +71,6 @@ CORE = Plugin("core", "slime-rl", "0.1.0", "slime_core.builtin.plugin")
 def installed() -> tuple[list[Plugin], list[str]]:
     """Return ``core`` and all plugins that distributions on ``sys.path`` declare, sorted by name, and a text for each
     distribution whose metadata cannot be read."""
-    plugins, unreadable = _installed_in(tuple((folder, _changed_at(folder)) for folder in sys.path))
-    return list(plugins), list(unreadable)
-
-
-def _changed_at(folder: str) -> int:
-    try:
-        return os.stat(folder or ".").st_mtime_ns
-    except OSError:
-        return 0
-
-
-@lru_cache(maxsize=1)
-def _installed_in(folders: tuple[tuple[str, int], ...]) -> tuple[list[Plugin], list[str]]:
-    """Scan the metadata in ``sys.path``, whose folders and times of change are the key of the cache."""
     plugins: dict[tuple[str, str], Plugin] = {}
     unreadable: list[str] = []
     for distribution in metadata.Distribution.discover():
@@ -104,9 +87,8 @@ def _declared(distribution: metadata.Distribution) -> Iterator[Plugin]:
     # The property ``metadata`` imports the package email, which takes a tenth of the time of slime --help.
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     about = dict(re.findall(r"^(Name|Version): *(\S+)", text.partition("\n\n")[0], re.MULTILINE))
-    for point in distribution.entry_points:
-        if point.group == GROUP:
-            yield Plugin(point.name, about["Name"], about["Version"], point.value)
+    for point in distribution.entry_points.select(group=GROUP):
+        yield Plugin(point.name, about["Name"], about["Version"], point.value)
 
 
 def is_path(name: str) -> bool:

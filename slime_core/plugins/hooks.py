@@ -12,6 +12,7 @@ options object of the implementing plugin, or None if it has none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -53,12 +54,42 @@ def observer(function: Function) -> Function:
     return function
 
 
-@hookspec
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A hook of this module.
+
+    Arguments:
+        places: the processes that call it while a run is in progress, as values of :class:`~slime_core.Place`; empty:
+            the driver, before the run starts.
+        is_stable: it keeps its meaning between minor versions.
+        observes: all its implementations are observers.
+        yields: implementations may be generators.
+    """
+
+    places: tuple[str, ...] = ()
+    is_stable: bool = False
+    observes: bool = False
+    yields: bool = False
+
+
+HOOKS: dict[str, Hook] = {}
+"""All hooks by name."""
+
+
+def _hook(*places: str, firstresult: bool = False, **properties: bool) -> Callable[[Function], Function]:
+    def add(function: Function) -> Function:
+        HOOKS[function.__name__] = Hook(places, **properties)
+        return hookspec(function, firstresult=firstresult)
+
+    return add
+
+
+@_hook(is_stable=True)
 def slime_register(add: Registration) -> None:
     """Add components, presets, options and commands: one call of a method of ``add`` for each."""
 
 
-@hookspec
+@_hook(yields=True)
 def slime_settings(options: object, settings: Mapping[str, JsonValue]) -> Iterable[DerivedSetting] | None:
     """Yield settings of the core that follow from the plugin's options.
 
@@ -67,7 +98,7 @@ def slime_settings(options: object, settings: Mapping[str, JsonValue]) -> Iterab
     """
 
 
-@hookspec
+@_hook(is_stable=True, yields=True)
 def slime_check(
     plan: RunPlan, options: object, trains: bool, code: Mapping[str, Sequence[FunctionSource]]
 ) -> Iterable[str] | None:
@@ -78,7 +109,7 @@ def slime_check(
     """
 
 
-@hookspec
+@_hook(yields=True)
 def slime_check_row(metadata: Mapping[str, JsonValue], plan: RunPlan, options: object) -> Iterable[str] | None:
     """Yield a message for each mistake in the metadata of a row of a prompt file, for ``FILE, line N: ...``.
 
@@ -87,7 +118,7 @@ def slime_check_row(metadata: Mapping[str, JsonValue], plan: RunPlan, options: o
     """
 
 
-@hookspec
+@_hook()
 def slime_prepare(plan: RunPlan, options: object, code: Mapping[str, Sequence[FunctionSource]]) -> object:
     """Return the object that the plugin's components and lifecycle hooks receive as ``options``.
 
@@ -99,12 +130,12 @@ def slime_prepare(plan: RunPlan, options: object, code: Mapping[str, Sequence[Fu
 # --- Lifecycle: called while the run is in progress ------------------------------------------------------------------
 
 
-@hookspec
+@_hook("driver", is_stable=True)
 def slime_run_start(run: RunInfo, options: object) -> None:
     """Called after everything has started, before state is restored and before anything is sampled."""
 
 
-@hookspec
+@_hook("driver", is_stable=True, observes=True)
 def slime_run_end(run: RunInfo, error: BaseException | None, options: object) -> None:
     """Called when the run ends. ``error`` is the exception that ended it, or None after the last rollout.
 
@@ -112,12 +143,12 @@ def slime_run_end(run: RunInfo, error: BaseException | None, options: object) ->
     """
 
 
-@hookspec
+@_hook("sampler")
 def slime_sampler_start(sampler: SamplerInfo, options: object) -> None:
     """Called when the engines' addresses are known, before the sampler's components are built."""
 
 
-@hookspec
+@_hook("sampler", is_stable=True)
 def slime_before_rollout(rollout: int, groups: list[PromptGroup], options: object) -> None:
     """Called before prompt groups are generated. Their samples may be changed in place.
 
@@ -125,7 +156,7 @@ def slime_before_rollout(rollout: int, groups: list[PromptGroup], options: objec
     """
 
 
-@hookspec
+@_hook("sampler")
 async def slime_after_generate(sample: Sample, context: GenerateContext, options: object) -> Sample | None:
     """Called with each completed or truncated sample before the reward model scores it; ``async``.
 
@@ -133,23 +164,23 @@ async def slime_after_generate(sample: Sample, context: GenerateContext, options
     """
 
 
-@hookspec
+@_hook("sampler", is_stable=True)
 def slime_after_rollout(rollout: int, samples: list[Sample], options: object) -> None:
     """Called with the rewarded and transformed samples that will be trained on. They may be changed in place."""
 
 
-@hookspec
+@_hook("sampler")
 def slime_after_collect(rollout: int, groups: list[PromptGroup], prompts: DataSource, options: object) -> None:
     """Called after ``slime_after_rollout`` with every group of the rollout, including those that are not trained on."""
 
 
-@hookspec(firstresult=True)
+@_hook("sampler", firstresult=True)
 def slime_before_shards(rollout: int, samples: list[Sample], options: object) -> TrainSamples | None:
     """Return replacement samples, or None to train on ``samples``. Called before the batch is cut into shards; the
     first plugin that returns samples decides."""
 
 
-@hookspec
+@_hook("sampler")
 def slime_log_rollout(
     rollout: int, samples: list[Sample], metrics: dict[str, float], seconds: float, options: object
 ) -> bool | None:
@@ -157,7 +188,7 @@ def slime_log_rollout(
     keep the core from logging them."""
 
 
-@hookspec
+@_hook("sampler")
 def slime_log_evaluation(
     step: int, sets: Mapping[str, EvalSamples], metrics: dict[str, float], options: object
 ) -> bool | None:
@@ -165,7 +196,7 @@ def slime_log_evaluation(
     of an evaluation set to its samples."""
 
 
-@hookspec
+@_hook("sampler")
 async def slime_evaluate(step: int, prompts: DataSource | None, options: object) -> Mapping[str, float] | None:
     """Return the metrics of the evaluation after ``step`` steps, or None to leave it to another plugin or the core;
     ``async``. If a plugin returns metrics, ``slime_log_evaluation`` is not called.
@@ -174,12 +205,12 @@ async def slime_evaluate(step: int, prompts: DataSource | None, options: object)
     """
 
 
-@hookspec
+@_hook("rank")
 def slime_learner_start(learner: LearnerInfo, options: object) -> None:
     """Called when the process groups exist, before the model is built, so ``learner.model`` is empty."""
 
 
-@hookspec
+@_hook("rank")
 def slime_model_spec(spec: ModelSpec, options: object) -> None:
     """Called with the model spec before it builds the model. It may be changed in place: an ``MBridgeSpec`` has
     ``layers`` and ``provider``.
@@ -188,7 +219,7 @@ def slime_model_spec(spec: ModelSpec, options: object) -> None:
     """
 
 
-@hookspec
+@_hook("rank")
 def slime_wrap_model(
     spec: ModelSpec,
     chunks: Sequence[torch.nn.Module],
@@ -205,7 +236,7 @@ def slime_wrap_model(
     """
 
 
-@hookspec
+@_hook("rank")
 def slime_loss_parts(learner: LearnerInfo, options: object) -> LossParts | None:
     """Return replacements for parts of the actor's loss, or None.
 
@@ -213,39 +244,39 @@ def slime_loss_parts(learner: LearnerInfo, options: object) -> LossParts | None:
     """
 
 
-@hookspec
+@_hook("rank")
 def slime_before_training(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]], options: object) -> None:
     """Called when the rank's shard is cut into the micro-batches of each optimizer step and all columns are filled.
     The columns of micro-batches may be changed in place. Not called on ranks of a separate critic."""
 
 
-@hookspec
+@_hook("rank")
 def slime_before_log_probs(role: str, learner: LearnerInfo, options: object) -> None:
     """Called before a forward pass of the model in ``role``: ``actor``, ``old_actor``, ``reference`` or ``teacher``."""
 
 
-@hookspec
+@_hook("rank", is_stable=True)
 def slime_before_train_step(step: TrainStep, options: object) -> None:
     """Called before the gradients of an optimizer step are computed."""
 
 
-@hookspec
+@_hook("rank", is_stable=True, observes=True)
 def slime_after_train_step(step: TrainStep, options: object) -> None:
     """Called after an optimizer step. ``step.metrics`` are its metrics, the same on every rank."""
 
 
-@hookspec
+@_hook("rank")
 def slime_after_weight_write(folder: Path | None, engine_urls: Sequence[str], options: object) -> None:
     """Called on every rank when new weights are in ``folder`` (transport ``disk``), before an engine reads them.
     ``folder`` is None on ranks that did not write."""
 
 
-@hookspec
+@_hook("driver", is_stable=True, observes=True)
 def slime_after_weight_sync(version: int, options: object) -> None:
     """Called when every engine serves the learner's weights as ``version``."""
 
 
-@hookspec
+@_hook("driver", "sampler", "rank", is_stable=True)
 def slime_checkpoint_state(place: Place, options: object) -> Mapping[str, object] | None:
     """Return the plugin's state at this place as JSON-ready values, or None.
 
@@ -254,41 +285,12 @@ def slime_checkpoint_state(place: Place, options: object) -> Mapping[str, object
     """
 
 
-@hookspec
+@_hook("driver", "sampler", "rank", is_stable=True)
 def slime_checkpoint_restore(place: Place, state: Mapping[str, object], options: object) -> None:
     """Restore the state that :func:`slime_checkpoint_state` returned at this place. Not called if it returned None."""
 
 
-_CALLED_ON = {
-    "driver": "slime_run_start slime_run_end slime_after_weight_sync",
-    "sampler": """
-        slime_sampler_start slime_before_rollout slime_after_generate slime_after_rollout slime_after_collect
-        slime_before_shards slime_log_rollout slime_evaluate slime_log_evaluation
-    """,
-    "rank": """
-        slime_learner_start slime_model_spec slime_wrap_model slime_loss_parts slime_before_training
-        slime_before_log_probs slime_before_train_step slime_after_train_step slime_after_weight_write
-    """,
-}
+PLACES = {name: hook.places for name, hook in HOOKS.items() if hook.places}
+"""Lifecycle hook -> the processes that call it."""
 
-PLACES: Mapping[str, tuple[str, ...]] = {
-    **{hook: (place,) for place, names in _CALLED_ON.items() for hook in names.split()},
-    "slime_checkpoint_state": tuple(_CALLED_ON),
-    "slime_checkpoint_restore": tuple(_CALLED_ON),
-}
-"""Lifecycle hook -> the processes that call it: values of :class:`~slime_core.Place`."""
-
-OBSERVERS = frozenset({"slime_run_end", "slime_after_train_step", "slime_after_weight_sync"})
-"""Hooks whose implementations are all observers."""
-
-YIELDED = ("slime_settings", "slime_check", "slime_check_row")
-"""Hooks whose implementations may be generators."""
-
-HOOKS = ("slime_register", "slime_settings", "slime_check", "slime_check_row", "slime_prepare", *PLACES)
-
-_STABLE = """
-    slime_register slime_check slime_run_start slime_run_end slime_before_rollout slime_after_rollout
-    slime_before_train_step slime_after_train_step slime_after_weight_sync
-    slime_checkpoint_state slime_checkpoint_restore
-"""
-STABLE = tuple(_STABLE.split())
+STABLE = tuple(name for name, hook in HOOKS.items() if hook.is_stable)

@@ -155,7 +155,7 @@ class Hooks:
 
     def _guarded(self, plugin: Plugin, hook: str, function: Any, *, is_wrapper: bool) -> Callable[..., Any]:
         """Return the function in a boundary, called with the arguments of its plugin."""
-        observes = not is_wrapper and (hook in hooks.OBSERVERS or hasattr(function, hooks.OBSERVES))
+        observes = not is_wrapper and (hooks.HOOKS[hook].observes or hasattr(function, hooks.OBSERVES))
 
         def arguments_of(values: tuple[object, ...]) -> list[Any]:
             return [value[plugin.name] if isinstance(value, PerPlugin) else value for value in values]
@@ -199,17 +199,15 @@ class Hooks:
 
     def _record(self, plugin: Plugin, hook: str, failure: SlimeError) -> None:
         self._counts[plugin.name, hook] += 1
-        consequence = f"The run continues without it; after {MAX_FAILURES} failures it is not called again."
-        if self._counts[plugin.name, hook] == MAX_FAILURES:
-            consequence = f"It failed {MAX_FAILURES} times and is not called again for this hook."
-        self.failures.add(plugin.name, f"{failure}\n{consequence}")
+        count = f"Failure {self._counts[plugin.name, hook]} of {MAX_FAILURES}, after which it is not called again."
+        self.failures.add(plugin.name, f"{failure}\n{count}")
 
 
 def _result(plugin: Plugin, hook: str, result: Any) -> Any:
     """Return the result of an implementation, checked and attributed to its plugin."""
     if hook == "slime_settings":
         return [(plugin.name, setting) for setting in _listed(result, DerivedSetting)]
-    if hook in hooks.YIELDED:
+    if hooks.HOOKS[hook].yields:
         suffix = "" if plugin == CORE or hook == "slime_check_row" else f" (plugin {plugin.name})"
         return [f"{message}{suffix}" for message in _listed(result, str)]
     if hook in ("slime_prepare", STATE):
@@ -229,8 +227,9 @@ def _listed(result: Any, accepted: type) -> list[Any]:
 
 
 def _is_json(value: object) -> bool:
-    """Return whether ``value`` is a dict that JSON holds unchanged."""
-    try:
-        return isinstance(value, dict) and bool(json.loads(json.dumps(value, allow_nan=False)) == value)
-    except (TypeError, ValueError):
-        return False
+    """Return whether ``value`` is a dict that JSON holds unchanged.
+
+    Raises:
+        TypeError, ValueError: of :func:`json.dumps`, if JSON cannot hold it.
+    """
+    return isinstance(value, dict) and bool(json.loads(json.dumps(value, allow_nan=False)) == value)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from functools import reduce
+import pkgutil
 from typing import Any
 
 from slime_core.plugins.discovery import Plugin, Source
@@ -20,8 +19,7 @@ def import_plugin(plugin: Plugin) -> object:
     """
     with boundary(plugin, f"importing {plugin.module}", next_step=next_step(plugin), locate=True):
         if plugin.source is not Source.FILE:
-            holder: object = load_attribute(plugin.module)
-            return holder
+            return load_attribute(plugin.module)
         neighbours = {name: (path, content) for name, path, content in plugin.neighbours}
         return module_of_bytes(plugin.module, plugin.content, path=plugin.distribution, neighbours=neighbours)
 
@@ -32,18 +30,14 @@ def load_target(component: Component, plugin: Plugin) -> Any:
     Raises:
         PluginError: the import failed; chained, naming the plugin and the component.
     """
-    if not isinstance(component.target, str):
-        return component.target
-    action = f"importing {component.target} of component {component.name!r}"
+    action = f"importing {component.place} of component {component.name!r}"
     with boundary(plugin, action, next_step=next_step(plugin), locate=True):
-        return load_attribute(component.target)
+        return load_attribute(component.target) if isinstance(component.target, str) else component.target
 
 
 def load_attribute(path: str) -> Any:
     """Import and return the object at ``package.module:attribute``, or the module ``package.module``."""
-    module, _, attribute = path.partition(":")
-    loaded = importlib.import_module(module.strip())
-    return reduce(getattr, attribute.strip().split("."), loaded) if attribute.strip() else loaded
+    return pkgutil.resolve_name(path if ":" in path else f"{path}:")
 
 
 def next_step(plugin: Plugin) -> str:

@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -26,8 +25,6 @@ from slime_core.user_code.failures import boundary
 
 SHOWN = 12
 """Characters of a digest that messages show."""
-
-COMPILED = (".pyc", ".pyo")
 
 MISSING = "-"
 """Shown for a plugin that one side does not have."""
@@ -178,14 +175,8 @@ def digest(plugin: Plugin) -> str:
     total = hashlib.sha256()
     with boundary(plugin, "reading the files of its package", next_step="Reinstall it, or correct its name."):
         for name, path in sorted(_files(plugin.module.partition(":")[0].strip()).items()):
-            total.update(f"{name}\0{_digest_of_file(path, path.stat().st_mtime_ns)}\n".encode())
+            total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return total.hexdigest()
-
-
-@cache
-def _digest_of_file(path: Path, changed_at: int) -> str:
-    """Return the SHA-256 of a file. Its time of change is part of the cache's key."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _files(module: str) -> dict[str, Path]:
@@ -201,6 +192,6 @@ def _files(module: str) -> dict[str, Path]:
     for package in spec.submodule_search_locations:
         for folder, folders, names in os.walk(package):
             folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-            paths = [Path(folder, name) for name in names if not name.startswith(".")]
-            files |= {path.relative_to(package).as_posix(): path for path in paths if path.suffix not in COMPILED}
+            counted = (name for name in names if not (name.startswith(".") or name.endswith((".pyc", ".pyo"))))
+            files |= {Path(folder, name).relative_to(package).as_posix(): Path(folder, name) for name in counted}
     return files

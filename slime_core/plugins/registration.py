@@ -292,7 +292,7 @@ class Registration:
         """Add the device that a run chooses with ``--device NAME``, NAME being that of the plugin (provisional).
 
         Arguments:
-            module: path of a module with the members of :class:`slime_core.plugins.devices.Device`.
+            module: path of a module with the members of :class:`slime_core.components.devices.Device`.
         """
         self.device_target = module
 

@@ -82,27 +82,28 @@ class Registry:
         offers = self._components.get((kind, component), [])
         return [(owner, entry) for owner, entry in offers if plugin in ("", owner.name)]
 
-    def find(self, kind: Kind, name: str) -> tuple[Plugin, Component]:
+    def find(self, kind: Kind, name: str, *, setting: str = "") -> tuple[Plugin, Component]:
         """Return the component of that name, and its plugin.
 
         Arguments:
             name: of the component, or ``plugin:component``.
+            setting: the setting that names it, for messages.
 
         Raises:
             PluginError: no plugin offers it, or several do.
         """
-        offers = self.offers(kind, name)
+        offers, named_by = self.offers(kind, name), f"{setting}: " if setting else ""
         if len(offers) == 1:
             return offers[0]
         if offers:
             choices = " or ".join(f"{plugin.name}:{name}" for plugin, _ in offers)
             choices += f"; in a sum {offers[0][0].name}:{name}:" if kind is Kind.REWARD_MODEL else ""
             owners = " and ".join(str(plugin) for plugin, _ in offers)
-            raise PluginError(f"{owners} both offer the {kind.words} {name!r}.\nWrite {choices}.")
+            raise PluginError(f"{named_by}{owners} both offer the {kind.words} {name!r}.\nWrite {choices}.")
         names = self.names(kind)
         broken = "".join(f"Not loaded: {problem}\n" for problem in self.broken.values())
         raise PluginError(
-            f"no installed plugin offers the {kind.words} {name!r}{nearest(name, names)}\n"
+            f"{named_by}no installed plugin offers the {kind.words} {name!r}{nearest(name, names)}\n"
             f"Installed plugins offer: {', '.join(names) or 'none'}.\n{broken}"
             "slime plugins list shows what is installed."
         )
@@ -142,8 +143,7 @@ class Registry:
             PluginError: several plugins offer one.
         """
         specs = [spec for spec in self.specs() if architecture in spec[1].traits.architectures]
-        if len(specs) > 1:
-            specs = [spec for spec in specs if spec[0].name in prefer] or specs
+        specs = [spec for spec in specs if spec[0].name in prefer] or specs
         if len(specs) > 1:
             owners = " and ".join(f"{component.name!r} of {plugin}" for plugin, component in specs)
             raise PluginError(f"two model specs fit {architecture}: {owners}.\nLeave one out with --no-plugin NAME.")
@@ -236,7 +236,7 @@ def _check_hooks(plugin: Plugin, holder: object, manager: pluggy.PluginManager) 
         function, expects_async = inspect.unwrap(entry.function), inspect.iscoroutinefunction(getattr(hooks, name))
         if not entry.wrapper and inspect.iscoroutinefunction(function) != expects_async:
             raise ValueError(f"{name} is written with {'async' if expects_async else 'plain'} def")
-        if not entry.wrapper and inspect.isgeneratorfunction(function) and name not in hooks.YIELDED:
+        if not entry.wrapper and inspect.isgeneratorfunction(function) and not hooks.HOOKS[name].yields:
             raise ValueError(f"{name} has a yield; write it with return")
     implemented = {caller.name for caller in callers}
     if not implemented:

@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from slime_core.components.devices import Device, find_device
 from slime_core.config.engines import RouterPolicy, WorkerType
 from slime_core.config.model_config import weights_dtype
 from slime_core.config.secrets import ENGINE_KEY, engine_access, needed_environment, send_key_to
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
-from slime_core.plugins.devices import Device, find_device
 from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.server import READY, HealthCheck, Server
 from slime_core.runtime.machine import program_path

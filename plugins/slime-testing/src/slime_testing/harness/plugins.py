@@ -261,5 +261,5 @@ def only_core_installed() -> Iterator[None]:
 
     Changes the process while the block runs; not for concurrent use.
     """
-    with patch.object(discovery, "_installed_in", lambda folders: ([CORE], [])):
+    with patch.object(discovery, "_declared", lambda distribution: ()):
         yield

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slime_core.cli.activation import activate_peeked
+from slime_core.components.devices import find_device
 from slime_core.config.load import peek
 from slime_core.errors import PluginError
-from slime_core.plugins.devices import find_device
 from tests.plugin_files import Site
 
 
