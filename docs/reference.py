@@ -59,7 +59,7 @@ def settings_page() -> str:
 
 def hooks_page() -> str:
     """Return the text of ``docs/hooks.md``."""
-    provisional = [name for name in hooks.HOOKS if name not in hooks.STABLE]
+    provisional = [name for name in hooks.HOOKS if not hooks.HOOKS[name].is_stable]
     blocks = [
         _HEAD,
         "## Registration",
@@ -67,7 +67,7 @@ def hooks_page() -> str:
         *_methods(Registration),
         _HOOKS,
         "### Stable hooks",
-        *(block for name in hooks.STABLE for block in _hook(name)),
+        *(block for name, hook in hooks.HOOKS.items() if hook.is_stable for block in _hook(name)),
         "### Provisional hooks",
         "They may change in a minor version; [provisional-hooks.md](provisional-hooks.md) names the plugins that use "
         "them.",

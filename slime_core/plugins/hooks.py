@@ -292,5 +292,3 @@ def slime_checkpoint_restore(place: Place, state: Mapping[str, object], options:
 
 PLACES = {name: hook.places for name, hook in HOOKS.items() if hook.places}
 """Lifecycle hook -> the processes that call it."""
-
-STABLE = tuple(name for name, hook in HOOKS.items() if hook.is_stable)

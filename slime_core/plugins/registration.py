@@ -217,9 +217,8 @@ class Registration:
                 leaves finished samples alone. False: unfinished samples start again.
         """
         traits = {"sends_prompts_whole": sends_prompts_whole, "samples_from_engine": samples_from_engine}
-        self._add(
-            Kind.GENERATE_FUNCTION, name, target, summary, scope=scope, rewards=rewards, resumes=resumes, **traits
-        )
+        traits |= {"rewards": rewards, "resumes": resumes}
+        self._add(Kind.GENERATE_FUNCTION, name, target, summary, scope=scope, **traits)
 
     def data_source(self, name: str, target: Target, *, summary: str | None = None) -> None:
         """Add a data source (contract ``DataSource``)."""

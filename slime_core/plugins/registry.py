@@ -16,9 +16,14 @@ from slime_core.plugins.discovery import CORE, Plugin, installed, is_path, resol
 from slime_core.plugins.loading import import_plugin, load_attribute, next_step
 from slime_core.plugins.registration import Component, Kind, Registration
 from slime_core.user_code.failures import boundary
+from slime_core.user_code.limits import time_limit
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+
+LIMIT_S = 30.0
+"""Time limit for loading a plugin that the command does not name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +190,8 @@ def register(plugins: Iterable[Plugin], *, required: Container[str] | None = Non
     """Import the plugins and collect what they add.
 
     Arguments:
-        required: names of plugins; None: all. A failure of another plugin goes into ``broken``.
+        required: names of plugins; None: all. Another plugin that fails, or takes longer than :data:`LIMIT_S`, is in
+            ``broken``.
         options: load their options classes, which takes pydantic.
 
     Raises:
@@ -197,11 +203,13 @@ def register(plugins: Iterable[Plugin], *, required: Container[str] | None = Non
     broken: dict[str, PluginError] = {}
     flags: dict[str, str] = {}
     for plugin in plugins:
+        is_required = required is None or plugin.name in required
         try:
-            entry = _load(plugin, manager, loaded)
-            loaded[plugin.name] = replace(entry, options=_load_options(entry, flags)) if options else entry
+            with time_limit(None if is_required else LIMIT_S):
+                entry = _load(plugin, manager, loaded)
+                loaded[plugin.name] = replace(entry, options=_load_options(entry, flags)) if options else entry
         except PluginError as problem:
-            if required is None or plugin.name in required:
+            if is_required:
                 raise
             broken[plugin.name] = problem
     return Registry(loaded.values(), broken)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_compat.calling import call_async
 from slime_compat.dapo import compute_score
 from slime_compat.names import NAMES
 from slime_core.errors import PluginError
@@ -32,7 +33,8 @@ async def test_only_the_file_can_import_slimes_names_at_its_top_and_in_its_funct
     assert importlib.util.find_spec("slime") is None
     with pytest.raises(ModuleNotFoundError):
         import slime  # noqa: F401
-    assert await loaded.function(None, Sample()) == 1.0
+    assert await call_async(loaded, None, Sample()) == 1.0
+    assert "slime" not in sys.modules
 
 
 @pytest.mark.parametrize("target", sorted({target for names in NAMES.values() for target in names.values()}))

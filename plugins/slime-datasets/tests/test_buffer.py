@@ -197,6 +197,7 @@ WRONG: dict[str, list[Any]] = {
     "rollout_top_p_token_ids": [[1.5], [1]],
     "rollout_top_p_token_offsets": [[]],
     "rollout_routed_experts": [[[1]], [[[1]], [[1, 2]]], [[[1]], [[2]]]],
+    "engine_columns": [5, {"a": [0.5]}, {"a": [["x"]]}, {"a": [[0.5]]}],
     "multimodal_train_inputs": [5, {"a": ["x"]}, {"a": ARRAY}],
     "multimodal_inputs": ["x.png"],
     "non_generation_time": [-1],

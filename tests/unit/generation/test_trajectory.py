@@ -19,6 +19,7 @@ from slime_core.generation import (
     Interrupted,
     Kept,
     SamplingParams,
+    Trajectory,
 )
 from slime_core.types import LogProbs, Sample, SpecInfo, Status
 
@@ -339,6 +340,36 @@ async def test_experts_and_kept_tokens_of_a_fork_are_those_of_its_tokens() -> No
     sample = other.finish()
     assert np.asarray(sample.rollout_routed_experts)[:, 0, 0].tolist() == [0, 1, -1]
     assert sample.rollout_top_p_token_ids is None
+
+
+def columns(*numbers: float) -> dict[str, np.ndarray]:
+    return {"entropy": np.array([[number] for number in numbers], np.float32)}
+
+
+async def columns_of_two_turns() -> Trajectory:
+    answers = [answer("abc", columns=columns(1, 2, 3)), answer("de", columns=columns(4, 5))]
+    trajectory = context(Engine(*answers, answer("f", columns=columns(6)))).start(Sample(prompt="q", index=0))
+    await trajectory.generate(SAMPLING)
+    trajectory.append_text("=")
+    await trajectory.generate(SAMPLING)
+    return trajectory
+
+
+def entropies(sample: Sample) -> list[float]:
+    return sample.engine_columns["entropy"][:, 0].tolist()
+
+
+async def test_columns_of_the_engine_are_0_at_tokens_that_a_fork_shares() -> None:
+    trajectory = await columns_of_two_turns()
+    other = trajectory.fork(2)
+    await other.generate(SAMPLING)
+    assert entropies(trajectory.finish()) == [1, 2, 3, 0, 4, 5]
+    assert entropies(other.finish()) == [0, 0, 6]
+
+
+async def test_columns_of_the_engine_are_those_of_each_turn_alone() -> None:
+    first, second = (await columns_of_two_turns()).finish_turns()
+    assert (entropies(first), entropies(second)) == ([1, 2, 3], [0, 0, 0, 0, 4, 5])
 
 
 async def test_each_turn_alone_is_a_sample_that_trains_this_turn() -> None:

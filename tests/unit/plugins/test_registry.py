@@ -187,6 +187,13 @@ def test_two_specs_of_one_architecture_are_both_named_unless_one_is_preferred(si
     assert registry.model_spec("NobodyLM") is None
 
 
+def test_a_plugin_that_hangs_while_it_is_imported_is_broken(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_core.plugins.registry.LIMIT_S", 0.05)
+    site.install("acme", "import time\ntime.sleep(600)")
+    registry = register([Plugin("acme", "acme-dist", "2.1", "acme_p.plugin")], required=())
+    assert "TimeoutError" in str(registry.broken["acme"])
+
+
 def test_a_command_of_two_plugins_is_that_of_the_first_by_name(site: Site) -> None:
     registry = both(site, f"{REGISTER}add.command('oak', 'NAME_p.code:main')")
     plugin, path = added_commands(registry)["oak"]

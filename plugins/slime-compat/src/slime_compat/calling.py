@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from slime_compat.check import accepted, ambiguous, refusal, text_of
 from slime_compat.keyed import carry_key
-from slime_compat.names import provided
+from slime_compat.names import in_use, provided
 from slime_compat.signatures import Form, choose, defined, first_fit
 from slime_core import boundary
 from slime_core.errors import PluginError, SlimeError
@@ -56,7 +56,7 @@ class PathFunction:
     @contextmanager
     def blamed(self, action: str = "calling it") -> Iterator[None]:
         """Raise exceptions of user code as a ``PluginError`` that names the flag; slime's errors pass unchanged."""
-        with boundary(self.source, action, locate=True, next_step=refused_key, passes=(SlimeError,)):
+        with boundary(self.source, action, locate=True, next_step=refused_key, passes=(SlimeError,)), in_use():
             yield
 
     def named(self, **values: Any) -> dict[str, Any]:

@@ -128,6 +128,8 @@ class _Finder(MetaPathFinder, Loader):
     def __init__(self) -> None:
         self.modules: set[str] = set()
         self.loading = threading.local()
+        self.lock = threading.Lock()
+        self.blocks = 0
 
     def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in NAMES or not self._is_importer_known():
@@ -177,11 +179,10 @@ def provided(source: FunctionSource) -> Iterator[None]:
     _FINDER.modules |= {module, *(f"{module}.{neighbour}" for neighbour in source.neighbours)}
     _FINDER.loading.depth = getattr(_FINDER.loading, "depth", 0) + 1
     try:
-        yield
+        with in_use():
+            yield
     finally:
         _FINDER.loading.depth -= 1
-        if not _FINDER.loading.depth:
-            _forget()
     if source.content is not None and module in sys.modules:
         import slime_compat
 
@@ -189,7 +190,21 @@ def provided(source: FunctionSource) -> Iterator[None]:
             vars(sys.modules[module]).setdefault(name, getattr(slime_compat, name))
 
 
+@contextmanager
+def in_use() -> Iterator[None]:
+    """Run code that may import slime's names. The last of several such blocks, in any thread, removes slime's modules
+    from ``sys.modules``, so that other code finds no slime."""
+    with _FINDER.lock:
+        _FINDER.blocks += 1
+    try:
+        yield
+    finally:
+        with _FINDER.lock:
+            _FINDER.blocks -= 1
+            if not _FINDER.blocks:
+                _forget()
+
+
 def _forget() -> None:
-    """Remove slime's modules from ``sys.modules``, so that other code finds no slime."""
     for name in [name for name, module in sys.modules.items() if isinstance(module, _Names)]:
         del sys.modules[name]

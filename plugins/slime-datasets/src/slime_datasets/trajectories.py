@@ -172,6 +172,18 @@ def _are_routes(value: Any) -> bool:
     return isinstance(value, list) and found.ndim == 3 and found.dtype.kind == "i" and found.min(initial=0) >= 0
 
 
+def _are_columns(value: Any) -> bool:
+    import numpy as np
+
+    if not _is_object(value):
+        return False
+    try:
+        columns = [np.asarray(column) for column in value.values()]
+    except ValueError:
+        return False
+    return all(column.ndim == 2 and column.dtype.kind in "if" and np.isfinite(column).all() for column in columns)
+
+
 def _all(accepts: Accepts) -> Accepts:
     return lambda values: all(map(accepts, values.values() if isinstance(values, dict) else values))
 
@@ -209,6 +221,7 @@ KINDS: dict[str, tuple[Accepts, str]] = {
     "rollout_top_p_token_ids": (_or_null(_list(_is_id)), f"a list of {IDS}, or null"),
     "rollout_top_p_token_offsets": (_or_null(_list(_is_id)), f"a list of {IDS}, or null"),
     "rollout_routed_experts": (_or_null(_are_routes), "lists of whole numbers [tokens - 1, layers, experts], or null"),
+    "engine_columns": (_are_columns, "an object of names and lists of finite numbers [response_length, width]"),
     "remove_sample": (lambda value: isinstance(value, bool), "true or false"),
     "non_generation_time": (lambda value: _is_number(value) and value >= 0, "seconds from 0 on"),
     "spec_info": (_are_counters, f"an object of whole numbers under {', '.join(SpecInfo.__dataclass_fields__)}"),
@@ -268,6 +281,8 @@ def _of_the_engine(sample: Sample) -> Iterator[str]:
         )
     if routes is not None and len(routes) != len(sample.tokens) - 1:
         yield f"rollout_routed_experts are of {len(routes)} tokens; accepted: all {len(sample.tokens)} but the last"
+    if lengths := [len(column) for column in sample.engine_columns.values() if len(column) != length]:
+        yield f"engine_columns have {lengths[0]} rows; accepted: {length}, one per response token"
 
 
 def _of_the_run(sample: Sample, fit: Fit) -> Iterator[str]:
