@@ -238,7 +238,9 @@ def _check_hooks(plugin: Plugin, holder: object, manager: pluggy.PluginManager) 
         manager.register(holder, plugin.name)
         manager.check_pending()
     except pluggy.PluginValidationError as mistake:
-        raise ValueError(f"{mistake}{_similar_hook(holder)}") from None
+        marked = [name for name in dir(holder) if hasattr(getattr(holder, name, None), f"{hooks.PROJECT}_impl")]
+        hint = "".join(nearest(name, hooks.HOOKS) for name in marked if name not in hooks.HOOKS)
+        raise ValueError(f"{mistake}{hint}") from None
     callers = manager.get_hookcallers(holder) or []
     for name, entry in ((caller.name, entry) for caller in callers for entry in caller.get_hookimpls()):
         function, expects_async = inspect.unwrap(entry.function), inspect.iscoroutinefunction(getattr(hooks, name))
@@ -251,12 +253,6 @@ def _check_hooks(plugin: Plugin, holder: object, manager: pluggy.PluginManager) 
         raise ValueError("it has no hook; write @hookimpl above a function, such as slime_register")
     if "slime_checkpoint_state" in implemented and "slime_checkpoint_restore" not in implemented:
         raise ValueError("it implements slime_checkpoint_state and not slime_checkpoint_restore; write both")
-
-
-def _similar_hook(holder: object) -> str:
-    """Return a hint for a hook that does not exist: the nearest name."""
-    marked = [name for name in dir(holder) if hasattr(getattr(holder, name, None), f"{hooks.PROJECT}_impl")]
-    return "".join(nearest(name, hooks.HOOKS) for name in marked if name not in hooks.HOOKS)
 
 
 def _load_options(entry: Loaded, flags: dict[str, str]) -> type[BaseModel] | None:
