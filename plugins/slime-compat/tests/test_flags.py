@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_compat.flags import BEYOND, SlimeFlag, groups, metrics, page, slime_flags
+from docs.flags import metrics, page
+from slime_compat.flags import BEYOND, SlimeFlag, groups, slime_flags
 from slime_compat.launch_flags import checks
 from slime_core.config.engine_flags import Refusal, find_flag
 from slime_core.config.load import load
@@ -82,4 +83,4 @@ def test_slimes_metrics_lead_to_metrics_that_are_explained() -> None:
 
 
 def test_the_page_is_the_table() -> None:
-    assert (DOCS / "flags.md").read_text(encoding="utf-8") == page(), "run: python -m slime_compat.flags docs/flags.md"
+    assert (DOCS / "flags.md").read_text(encoding="utf-8") == page(), "run: python -m docs.flags docs/flags.md"

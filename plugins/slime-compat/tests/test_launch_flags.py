@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slime_compat.flags import advice
-from slime_compat.launch_flags import Value, always, checks, describing, expected, without_effect
+from slime_compat.launch_flags import WITHOUT_EFFECT, Value, always, checks, describing, expected
 from slime_core.config.engine_flags import megatron_settings
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
@@ -121,7 +121,7 @@ def test_a_checkpoint_without_config_is_reported_once(tmp_path: Path) -> None:
 
 
 def test_each_name_is_in_one_table_and_no_setting() -> None:
-    names = [*describing(), *always(), *without_effect()]
+    names = [*describing(), *always(), *WITHOUT_EFFECT]
     assert len(names) == len({*names})
     refused = {flag for flag, what in advice().items() if isinstance(what, str)}
     assert not refused & checks().keys()

@@ -50,9 +50,9 @@ def _slime_names(settings: Iterable[str]) -> dict[str, str]:
     renamed = {
         row.flag: row.text.split()[0].rstrip(",;:") for row in slime_flags().values() if row.verdict == "renamed"
     }
-    pairs = {_attribute(flag): _attribute(here) for flag, here in renamed.items()}
-    known = frozenset(settings)
-    return {flag: here for flag, here in pairs.items() if here in known}
+    pairs = {_attribute(flag): _attribute(name) for flag, name in renamed.items()}
+    names = frozenset(settings)
+    return {flag: name for flag, name in pairs.items() if name in names}
 
 
 def _attribute(flag: str) -> str:
@@ -61,5 +61,5 @@ def _attribute(flag: str) -> str:
 
 def _entry(value: JsonValue) -> Any:
     if isinstance(value, list):
-        return [SimpleNamespace(**one) if isinstance(one, dict) else _entry(one) for one in value]
+        return [SimpleNamespace(**entry) if isinstance(entry, dict) else _entry(entry) for entry in value]
     return value

@@ -121,8 +121,8 @@ def _columns(shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> dict[str
     for micro in micro_batches:
         if not micro.scale:
             continue
-        for name, ours in PER_TOKEN.items():
-            values_U = getattr(micro, ours)
+        for name, attribute in PER_TOKEN.items():
+            values_U = getattr(micro, attribute)
             if values_U is None:
                 continue
             for member, value in zip(micro.members, split(values_U, micro), strict=True):

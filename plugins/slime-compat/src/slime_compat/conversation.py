@@ -76,26 +76,30 @@ class Trajectory:
             return True
         place = 0
         for answer in self.answers:
-            found = text.find(answer, place)
-            if found < 0:
+            start = text.find(answer, place)
+            if start < 0:
                 return False
-            place = found + len(answer)
+            place = start + len(answer)
         return True
 
     def _mask(self, sample: Sample) -> Mask:
         """Return the mask that the function set, which may remove answers or parts of them, else the own mask."""
         if sample.loss_mask is None:
             return Mask(self.mask)
-        given = list(map(int, sample.loss_mask))
-        trains = [place for place, (one, own) in enumerate(zip(given, self.mask, strict=False)) if one and not own]
-        if len(given) != len(self.mask) or trains:
-            wrong = f"trains token {trains[0]}, which no engine sampled" if trains else f"has {len(given)} entries"
+        mask = list(map(int, sample.loss_mask))
+        trains = [
+            place
+            for place, (trains, sampled) in enumerate(zip(mask, self.mask, strict=False))
+            if trains and not sampled
+        ]
+        if len(mask) != len(self.mask) or trains:
+            problem = f"trains token {trains[0]}, which no engine sampled" if trains else f"has {len(mask)} entries"
             raise PluginError(
-                f"sample {sample.index}: the loss_mask that the function set {wrong}; its conversation has "
+                f"sample {sample.index}: the loss_mask that the function set {problem}; its conversation has "
                 f"{len(self.mask)} response tokens, {sum(self.mask)} of them sampled by an engine. Accepted: one "
                 "entry per token, 1 only where an engine sampled it; or leave loss_mask unset."
             )
-        return Mask(given)
+        return Mask(mask)
 
     def fill(self, sample: Sample, tokenizer: Any) -> None:
         """Record the conversation in ``sample``; a response and a loss mask of the sample are kept.
@@ -163,7 +167,7 @@ class Call:
         finally:
             trajectory.added = None
             if not trajectory.answers:
-                self.trajectories = [one for one in self.trajectories if one is not trajectory]
+                self.trajectories = [other for other in self.trajectories if other is not trajectory]
         turn = {"role": "assistant", "content": str(answer)}
         trajectory.messages = messages + answer if isinstance(messages, str) else [*messages, turn]
         return answer
@@ -179,7 +183,7 @@ class Call:
         try:
             answer = await self._sample_turn(trajectory, {**sampling_params, "max_new_tokens": max_new_tokens})
         finally:
-            self.trajectories = [one for one in self.trajectories if one is not trajectory]
+            self.trajectories = [other for other in self.trajectories if other is not trajectory]
         trajectory.take(answer)
         if not sample.response_length:
             trajectory.fill(sample, self.tokenizer)
@@ -223,7 +227,7 @@ class Call:
             if prompt is None or isinstance(prompt, str):
                 messages.append({**message, "content": content if prompt is None else prompt})
             else:
-                messages += [dict(one) for one in prompt]
+                messages += [dict(part) for part in prompt]
         return messages
 
     def _continued(self, messages: str | list[dict[str, Any]]) -> Trajectory | None:
@@ -251,11 +255,11 @@ class Call:
         return str(self.tokenizer.decode(last)) if last and trajectory.answers[-1].finish_reason == "stop" else ""
 
 
-def _refuse_another_distribution(given: Mapping[str, Any], sampling: SamplingParams) -> None:
+def _refuse_another_distribution(sampling_params: Mapping[str, Any], sampling: SamplingParams) -> None:
     of_run = {**SGLANG_DEFAULTS, **sampling.fields(n=1)}
-    for name in (name for name in given if name in DISTRIBUTION and given[name] != of_run[name]):
+    for name in (name for name in sampling_params if name in DISTRIBUTION and sampling_params[name] != of_run[name]):
         raise PluginError(
-            f"generate_single: {name} = {given[name]!r}, but the run samples with {of_run[name]:g}. The learner "
+            f"generate_single: {name} = {sampling_params[name]!r}, but the run samples with {of_run[name]:g}. The learner "
             "computes log-probabilities with one distribution per run, so that those of this turn would be wrong. "
             f"Leave {name} out, or set it for the run (--rollout-temperature, "
             "--rollout-top-p, --rollout-top-k); evaluations accept any value."

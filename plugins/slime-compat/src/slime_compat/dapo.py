@@ -31,13 +31,13 @@ def compute_score(
     del pause_tokens_index
     tail = solution_str[-TAIL:]
     if strict_box_verify:
-        found = _last_box(tail[-BOX_TAIL:])
-        right = found is not None and found == str(ground_truth)
+        answer = _last_box(tail[-BOX_TAIL:])
+        right = answer is not None and answer == str(ground_truth)
     else:
         lines = re.findall(r"(?i)answer\s*:\s*([^\n]+)", tail)
-        found = _plain(lines[-1]) if lines else "[INVALID]"
-        right = _number(found) == _number(_plain(str(ground_truth)))
-    return {"score": 1.0 if right else -1.0, "acc": right, "pred": found}
+        answer = _plain(lines[-1]) if lines else "[INVALID]"
+        right = _number(answer) == _number(_plain(str(ground_truth)))
+    return {"score": 1.0 if right else -1.0, "acc": right, "pred": answer}
 
 
 def _last_box(text: str) -> str | None:

@@ -89,9 +89,9 @@ def read_slime_engines(path: Path, *, policy: Path | None) -> SlimeEngines:
     listed = [_Model(where, entry, path.parent, policy) for where, entry in _entries(path)]
     mine = [model for model in listed if model.is_updated]
     if len(mine) != 1:
-        found = ", ".join(model.name for model in mine) or "none"
+        names = ", ".join(model.name for model in mine) or "none"
         raise ConfigError(
-            f"--sglang-config {path}: the weights of one model are updated, the policy's; found {found}. Say "
+            f"--sglang-config {path}: the weights of one model are updated, the policy's; found {names}. Say "
             "update_weights: true for that one and false for the others."
         )
     others = [model for model in listed if not model.is_updated]
@@ -117,28 +117,28 @@ def derived_engines(path: Path, settings: Mapping[str, JsonValue]) -> Iterator[D
     if twice:
         raise ConfigError(f"--sglang-config {path} says what engines there are, and so does {twice[0]}; leave one out")
     policy = settings.get("hf_checkpoint")
-    found = read_slime_engines(path, policy=Path(policy) if isinstance(policy, str) else None)
-    given = settings.get("rollout_num_gpus", found.num_gpus)
-    if given != found.num_gpus:
+    engines = read_slime_engines(path, policy=Path(policy) if isinstance(policy, str) else None)
+    num_gpus = settings.get("rollout_num_gpus", engines.num_gpus)
+    if num_gpus != engines.num_gpus:
         raise ConfigError(
-            f"--sglang-config {path}: its groups have {found.sum} GPUs, but rollout_num_gpus = {given}, which counts "
-            "those of all its models; make the two equal"
+            f"--sglang-config {path}: its groups have {engines.sum} GPUs, but rollout_num_gpus = {num_gpus}, which "
+            "counts those of all its models; make the two equal"
         )
     option = "sglang_config"
-    yield DerivedSetting("engine_groups", found.groups, option)
-    yield DerivedSetting("engine_models", found.models, option)
-    yield DerivedSetting("rollout_num_gpus", found.of_policy, option, given="replace")
+    yield DerivedSetting("engine_groups", engines.groups, option)
+    yield DerivedSetting("engine_models", engines.models, option)
+    yield DerivedSetting("rollout_num_gpus", engines.of_policy, option, given="replace")
 
 
 def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"--sglang-config {path}: cannot be read: {error}. Give a YAML file.") from None
-    models = found.get("sglang") if isinstance(found, Mapping) else None
-    if not isinstance(models, list) or not models or not all(isinstance(one, Mapping) for one in models):
+    models = content.get("sglang") if isinstance(content, Mapping) else None
+    if not isinstance(models, list) or not models or not all(isinstance(model, Mapping) for model in models):
         raise ConfigError(f"--sglang-config {path}; accepted: a list of models under the key sglang; found none")
     for number, entry in enumerate(models):
         yield f"--sglang-config {path}: sglang[{number}]", entry
@@ -148,8 +148,8 @@ class _Model:
     """One entry of the list of models."""
 
     def __init__(self, where: str, entry: Mapping[str, Any], base: Path, policy: Path | None) -> None:
-        known = {"name", "model_path", "update_weights", "num_gpus_per_engine", *GROUPS}
-        _refuse_unknown(where, entry, known)
+        names = {"name", "model_path", "update_weights", "num_gpus_per_engine", *GROUPS}
+        _refuse_unknown(where, entry, names)
         self._where = where
         self._entry = entry
         self.name = str(entry.get("name", ""))
@@ -171,8 +171,8 @@ class _Model:
         listed: Sequence[Any] = next((self._entry[name] for name in GROUPS if self._entry.get(name)), ())
         if not listed:
             raise ConfigError(f"{self._where} ({self.name}): has no {' or '.join(GROUPS)}; say num_gpus in one of them")
-        given = {"num_gpus_per_engine": self._entry.get("num_gpus_per_engine")} if sized else {}
-        return tuple(self._group(number, given | dict(group)) for number, group in enumerate(listed))
+        defaults = {"num_gpus_per_engine": self._entry.get("num_gpus_per_engine")} if sized else {}
+        return tuple(self._group(number, defaults | dict(group)) for number, group in enumerate(listed))
 
     def auxiliary(self) -> JsonValue:
         """Return the model as an entry of the core's ``engine_models``."""
@@ -198,7 +198,7 @@ class _Model:
             raise ConfigError(f"{where}: {name} = {first['input']!r}: {first['msg']}") from None
 
 
-def _refuse_unknown(where: str, entry: Mapping[str, Any], known: set[str]) -> None:
-    unknown = sorted(set(map(str, entry)) - known)
+def _refuse_unknown(where: str, entry: Mapping[str, Any], names: set[str]) -> None:
+    unknown = sorted(set(map(str, entry)) - names)
     if unknown:
-        raise ConfigError(f"{where}: knows no {', '.join(unknown)}; accepted: {', '.join(sorted(known))}")
+        raise ConfigError(f"{where}: knows no {', '.join(unknown)}; accepted: {', '.join(sorted(names))}")

@@ -72,10 +72,10 @@ def read_sets(path: Path) -> list[JsonValue]:
         if not isinstance(entry, dict):
             problems.append(f"found {entry!r}; accepted: a table such as {{name: aime, path: aime.jsonl}}")
             continue
-        one = {str(key): value for key, value in {**defaults, **entry}.items()}
-        refused = [f"{key}: {NOT_TAKEN[key]}" for key in one if key in NOT_TAKEN]
-        problems += [f"evaluation set {one.get('name', '(without a name)')}: {text}" for text in refused]
-        sets.append(_placed(one, path.parent))
+        values = {str(key): value for key, value in {**defaults, **entry}.items()}
+        refused = [f"{key}: {NOT_TAKEN[key]}" for key in values if key in NOT_TAKEN]
+        problems += [f"evaluation set {values.get('name', '(without a name)')}: {text}" for text in refused]
+        sets.append(_placed(values, path.parent))
     if problems:
         raise _wrong(path, "; ".join(problems))
     return sets
@@ -90,12 +90,12 @@ def _content(path: Path) -> dict[Any, Any]:
         raise _wrong(path, "there is no such file; accepted: the path of a YAML or TOML file")
     try:
         text = path.read_text(encoding="utf-8")
-        found = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
+        content = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
     except (OSError, ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise _wrong(path, f"cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise _wrong(path, f"found {type(found).__name__}; accepted: a table with datasets")
-    return found
+    if not isinstance(content, dict):
+        raise _wrong(path, f"found {type(content).__name__}; accepted: a table with datasets")
+    return content
 
 
 def _yaml(text: str) -> object:
@@ -106,35 +106,35 @@ def _yaml(text: str) -> object:
         _refuse_twice(node, set())
         if _written_out(node, {}) > MOST_NODES:
             raise ValueError(f"its aliases stand for more than {MOST_NODES:,} values")
-        found: object = yaml.safe_load(text)
-        return found
+        content: object = yaml.safe_load(text)
+        return content
     except yaml.YAMLError as error:
         raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
 
 
-def _refuse_twice(node: Any, seen: set[int]) -> None:
+def _refuse_twice(node: Any, visited: set[int]) -> None:
     """Refuse duplicate keys, because YAML's reader would silently drop the first value."""
-    if node is None or isinstance(node.value, str) or id(node) in seen:
+    if node is None or isinstance(node.value, str) or id(node) in visited:
         return
-    seen.add(id(node))
-    pairs = [one if isinstance(one, tuple) else (None, one) for one in node.value]
+    visited.add(id(node))
+    pairs = [entry if isinstance(entry, tuple) else (None, entry) for entry in node.value]
     keys = [str(key.value) for key, _ in pairs if key is not None]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise ValueError(f"{twice} stands in one table twice; give each name once")
     for _, value in pairs:
-        _refuse_twice(value, seen)
+        _refuse_twice(value, visited)
 
 
-def _written_out(node: Any, known: dict[int, int]) -> int:
+def _written_out(node: Any, sizes: dict[int, int]) -> int:
     """Return the number of values and keys with every alias expanded."""
     if node is None or isinstance(node.value, str):
         return 1
-    if id(node) not in known:
-        known[id(node)] = 0  # stops at a table that contains itself, which YAML's reader represents as one object
-        inner = [part for one in node.value for part in (one if isinstance(one, tuple) else (one,))]
-        known[id(node)] = 1 + sum(_written_out(part, known) for part in inner)
-    return known[id(node)]
+    if id(node) not in sizes:
+        sizes[id(node)] = 0  # stops at a table that contains itself, which YAML's reader represents as one object
+        inner = [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
+        sizes[id(node)] = 1 + sum(_written_out(part, sizes) for part in inner)
+    return sizes[id(node)]
 
 
 def _entries(datasets: object) -> list[Any] | None:
@@ -144,7 +144,7 @@ def _entries(datasets: object) -> list[Any] | None:
     return datasets if isinstance(datasets, list) and datasets else None
 
 
-def _placed(one: Mapping[str, Any], base: Path) -> JsonValue:
-    path = one.get("path")
+def _placed(values: Mapping[str, Any], base: Path) -> JsonValue:
+    path = values.get("path")
     placed = {"path": os.path.abspath(base / Path(path).expanduser())} if isinstance(path, str) else {}
-    return {**one, **placed}
+    return {**values, **placed}

@@ -40,23 +40,23 @@ def check_names(source: FunctionSource, text: bytes) -> None:
         PluginError: names the line, and the replacement to write.
     """
     tree, neighbours = ast.parse(text), source.neighbours
-    found = [*_missing_imports(tree, neighbours), *_missing_attributes(tree), *_undefined(tree, text, source.path)]
-    if found:
-        line, wrong = min(found)
-        raise PluginError(f"{source}: line {line}: {wrong}")
+    mistakes = [*_missing_imports(tree, neighbours), *_missing_attributes(tree), *_undefined(tree, text, source.path)]
+    if mistakes:
+        line, mistake = min(mistakes)
+        raise PluginError(f"{source}: line {line}: {mistake}")
     for neighbour in neighbours.values():
         file = neighbour.distribution
         try:
             tree = ast.parse(neighbour.content)
         except (SyntaxError, ValueError) as error:
             raise PluginError(f"{source}: {file}: this is not Python: {error}. Correct the file.") from error
-        for line, wrong in sorted([*_missing_imports(tree, neighbours), *_missing_attributes(tree)]):
-            raise PluginError(f"{source}: {file}, line {line}: {wrong}")
+        for line, mistake in sorted([*_missing_imports(tree, neighbours), *_missing_attributes(tree)]):
+            raise PluginError(f"{source}: {file}, line {line}: {mistake}")
 
 
 def _missing_imports(tree: ast.Module, neighbours: Collection[str]) -> Iterator[tuple[int, str]]:
     """Yield line and mistake of each import that must work and cannot."""
-    tried = {id(inner) for one in _optional(tree) for inner in ast.walk(one)}
+    tried = {id(inner) for statement in _optional(tree) for inner in ast.walk(statement)}
     typed = {id(inner) for node in ast.walk(tree) if _is_for_types(node) for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if id(node) in tried or id(node) in typed:
@@ -106,12 +106,12 @@ def _slime_modules(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield name in the file -> the module of slime that it is bound to."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for one in node.names:
-                module = one.name if one.asname else one.name.partition(".")[0]
-                yield from [(one.asname or module, module)] if module in NAMES else []
+            for alias in node.names:
+                module = alias.name if alias.asname else alias.name.partition(".")[0]
+                yield from [(alias.asname or module, module)] if module in NAMES else []
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found = ((one.asname or one.name, f"{node.module}.{one.name}") for one in node.names)
-            yield from ((name, module) for name, module in found if module in NAMES)
+            pairs = ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+            yield from ((name, module) for name, module in pairs if module in NAMES)
 
 
 def _module_of(node: ast.expr, modules: Mapping[str, str]) -> str | None:
@@ -140,24 +140,28 @@ def _missing(line: int, module: str, name: str | None) -> Iterator[tuple[int, st
 
 
 def _undefined(tree: ast.Module, text: bytes, path: str) -> Iterator[tuple[int, str]]:
-    if any(isinstance(node, ast.ImportFrom) and any(one.name == "*" for one in node.names) for node in ast.walk(tree)):
+    if any(
+        isinstance(node, ast.ImportFrom) and any(symbol.name == "*" for symbol in node.names) for node in ast.walk(tree)
+    ):
         return
     top = symtable.symtable(text.decode("utf-8", "replace"), path, "exec")
     tables = list(_tables(top))
     defined = {
-        one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported() or one.is_namespace()
+        symbol.get_name()
+        for symbol in top.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
     }
     defined |= {
-        one.get_name()
+        symbol.get_name()
         for table in tables
-        for one in table.get_symbols()
-        if one.is_declared_global() and one.is_assigned()
+        for symbol in table.get_symbols()
+        if symbol.is_declared_global() and symbol.is_assigned()
     }
     read = {
-        one.get_name()
+        symbol.get_name()
         for table in tables
-        for one in table.get_symbols()
-        if one.is_referenced() and (table is top or one.is_global())
+        for symbol in table.get_symbols()
+        if symbol.is_referenced() and (table is top or symbol.is_global())
     }
     for name in read - defined - ALWAYS:
         lines = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name]

@@ -184,7 +184,7 @@ def get_model_url(args: Any, name: str, endpoint: str = "/generate") -> str:
     from slime_core.services import model_url
 
     routers: Mapping[str, tuple[str, int]] = args.sglang_model_routers
-    return model_url({known: f"http://{host}:{port}" for known, (host, port) in routers.items()}, name, endpoint)
+    return model_url({model: f"http://{host}:{port}" for model, (host, port) in routers.items()}, name, endpoint)
 
 
 def _inside(name: str) -> InsideCall:

@@ -39,11 +39,11 @@ def _aiohttp() -> None:
     send = aiohttp.ClientSession._request
 
     @wraps(send)
-    async def with_key(self: Any, method: str, str_or_url: Any, **given: Any) -> Any:
-        if own := engine_headers(str(self._build_url(str_or_url))):
-            pairs = dict(given.get("headers") or {}).items()
-            given["headers"] = [*(pair for pair in pairs if pair[0].lower() != "authorization"), *own.items()]
-        return await send(self, method, str_or_url, **given)
+    async def with_key(self: Any, method: str, str_or_url: Any, **options: Any) -> Any:
+        if key := engine_headers(str(self._build_url(str_or_url))):
+            pairs = dict(options.get("headers") or {}).items()
+            options["headers"] = [*(pair for pair in pairs if pair[0].lower() != "authorization"), *key.items()]
+        return await send(self, method, str_or_url, **options)
 
     changed: Any = with_key
     aiohttp.ClientSession._request = changed  # type: ignore[method-assign]
@@ -55,14 +55,14 @@ def _httpx() -> None:
     send, send_async = httpx.Client.send, httpx.AsyncClient.send
 
     @wraps(send)
-    def with_key(self: Any, request: Any, **given: Any) -> Any:
+    def with_key(self: Any, request: Any, **options: Any) -> Any:
         request.headers.update(engine_headers(str(request.url)))
-        return send(self, request, **given)
+        return send(self, request, **options)
 
     @wraps(send_async)
-    async def with_key_async(self: Any, request: Any, **given: Any) -> Any:
+    async def with_key_async(self: Any, request: Any, **options: Any) -> Any:
         request.headers.update(engine_headers(str(request.url)))
-        return await send_async(self, request, **given)
+        return await send_async(self, request, **options)
 
     httpx.Client.send, httpx.AsyncClient.send = with_key, with_key_async
 
@@ -72,11 +72,11 @@ def _http_client() -> None:
     end = HTTPConnection.endheaders
 
     @wraps(end)
-    def with_key(self: Any, *given: Any, **named: Any) -> None:
+    def with_key(self: Any, *arguments: Any, **named: Any) -> None:
         for name, value in engine_headers(f"http://{self.host}:{self.port}").items():
             # http.client collects the lines of a request in this buffer until its headers end.
             self._buffer = [line for line in self._buffer if not line.lower().startswith(name.lower().encode() + b":")]
             self.putheader(name, value)
-        end(self, *given, **named)
+        end(self, *arguments, **named)
 
     HTTPConnection.endheaders = with_key  # type: ignore[method-assign]

@@ -11,35 +11,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-__all__ = ["Described", "Value", "always", "checks", "describing", "expected", "without_effect"]
+__all__ = ["WITHOUT_EFFECT", "Described", "Value", "always", "checks", "describing", "expected"]
 
 Value = bool | int | float | str
 Described = Mapping[str, Any]
 """The object in a checkpoint's config.json."""
-
-_DESCRIBING: Mapping[str, str] = {
-    "int": """
-        num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels vocab_size
-        max_position_embeddings make_vocab_size_divisible_by num_experts moe_router_topk moe_ffn_hidden_size
-        moe_shared_expert_intermediate_size moe_router_num_groups moe_router_group_topk q_lora_rank kv_lora_rank
-        qk_head_dim qk_pos_emb_head_dim v_head_dim
-    """,
-    "float": """
-        norm_epsilon layernorm_epsilon rotary_base rotary_percent rotary_scaling_factor mscale mscale_all_dim
-        moe_router_topk_scaling_factor
-    """,
-    "str": "normalization position_embedding_type moe_layer_freq moe_router_score_function",
-    "bool": """
-        swiglu group_query_attention untie_embeddings_and_output_weights disable_bias_linear add_bias_linear
-        add_qkv_bias qk_layernorm use_rotary_position_embeddings no_position_embedding multi_latent_attention
-        moe_router_enable_expert_bias moe_router_pre_softmax post_self_attn_layernorm post_mlp_layernorm
-        rotary_interleaved use_rope_scaling
-    """,
-}
 
 _LOCAL = "the layers are Megatron's local ones, without fused kernels"
 _ROUTER = "a router is trained by the policy's loss alone"
@@ -75,7 +55,7 @@ _ALWAYS: Mapping[tuple[str, Value], str] = {
 }
 
 _ANY_NUMBER = "N"
-_WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
+WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     "attention_backend": ("auto", "flash", "fused", "unfused", "local"),
     "balance_data": (),
     "distributed_backend": ("nccl",),
@@ -114,7 +94,8 @@ _READ: Mapping[str, tuple[Callable[[str], Value], str]] = {
 @cache
 def describing() -> Mapping[str, str]:
     """Return flag that describes the model, with underscores -> its type."""
-    return {name: kind for kind, names in _DESCRIBING.items() for name in names.split()}
+    types = {name: kind for kind, flags in _EXPECTED.items() for name in flags}
+    return {**types, "make_vocab_size_divisible_by": "int", "moe_layer_freq": "str"}
 
 
 @cache
@@ -123,32 +104,22 @@ def always() -> Mapping[str, tuple[Value, str]]:
     return {name: (value, why) for (why, value), names in _ALWAYS.items() for name in names.split()}
 
 
-@cache
-def without_effect() -> Mapping[str, tuple[str, ...]]:
-    """Return flag, with underscores, that some values make superfluous -> those values; see ``_WITHOUT_EFFECT``."""
-    return _WITHOUT_EFFECT
-
-
 def checks() -> Mapping[str, Callable[[Sequence[str], Described], str | None]]:
     """Return flag with its dashes, for switches also with ``--no-`` -> its check."""
-    return dict(_checks())
-
-
-def _checks() -> Iterator[tuple[str, Callable[[Sequence[str], Described], str | None]]]:
-    kinds = dict(describing()) | {name: type(value).__name__ for name, (value, _) in always().items()}
-    for name, kind in kinds.items():
-        flag = "--" + name.replace("_", "-")
-        yield flag, partial(_check, name, kind, True)
-        if kind == "bool" and not name.startswith("no_"):
-            yield flag.replace("--", "--no-", 1), partial(_check, name, kind, False)
-    for name in without_effect():
-        yield "--" + name.replace("_", "-"), partial(_check_superfluous, name)
+    kinds = {**describing(), **{name: type(value).__name__ for name, (value, _) in always().items()}}
+    switches = [name for name, kind in kinds.items() if kind == "bool" and not name.startswith("no_")]
+    by_name = {
+        **{name: partial(_check, name, kind, True) for name, kind in kinds.items()},
+        **{f"no_{name}": partial(_check, name, "bool", False) for name in switches},
+        **{name: partial(_check_superfluous, name) for name in WITHOUT_EFFECT},
+    }
+    return {"--" + name.replace("_", "-"): check for name, check in by_name.items()}
 
 
 def _check_superfluous(name: str, words: Sequence[str], described: Described) -> str | None:
-    """Return the mistake in a flag of ``_WITHOUT_EFFECT``; None: it changes nothing."""
+    """Return the mistake in a flag of ``WITHOUT_EFFECT``; None: it changes nothing."""
     del described
-    accepted = without_effect()[name]
+    accepted = WITHOUT_EFFECT[name]
     if not accepted:
         return "accepted: no value" if words else None
     if len(words) == 1 and (words[0] in accepted or (accepted == (_ANY_NUMBER,) and words[0].isdigit())):
@@ -173,10 +144,10 @@ def _check(name: str, kind: str, switch: bool, words: Sequence[str], described: 
     if name in always():
         only, why = always()[name]
         return None if value == only else f"slime always uses {_text(only)}: {why}; leave it out"
-    found = expected(name, value, described)
-    if found == value:
+    true_value = expected(name, value, described)
+    if true_value == value:
         return None
-    says = "does not set it" if found is None else f"says {_text(found)}"
+    says = "does not set it" if true_value is None else f"says {_text(true_value)}"
     return f"the model's config.json {says}; the checkpoint decides, so leave it out"
 
 
@@ -206,9 +177,12 @@ def _expected(name: str, value: Value, described: Described) -> Value | None:
         return _divisor(value, described)
     if name == "moe_layer_freq":
         return _frequency(value, described)
-    found: Value | None = _EXPECTED[name](described)
-    close = isinstance(found, float) and isinstance(value, float) and math.isclose(found, value, rel_tol=1e-9)
-    return value if close else found
+    kind = describing()[name]
+    in_file: Value | None = _EXPECTED[kind][name](described)
+    if kind != "float" or in_file is None:
+        return in_file
+    number = float(in_file)
+    return value if isinstance(value, float) and math.isclose(number, value, rel_tol=1e-9) else number
 
 
 def _divisor(value: Value, described: Described) -> Value | None:
@@ -238,20 +212,16 @@ def _listed(text: str, number: int) -> list[int]:
     """Convert ``([0]*1+[1]*45)``, ``[0,1,1]`` or ``2`` (every second layer) to one entry per layer."""
     if text.isdigit():
         return [int(place % max(int(text), 1) == 0) for place in range(number)]
-    found: list[int] = []
+    layers: list[int] = []
     for part in re.sub(r"[\s()]", "", text).split("+"):
         entries = re.fullmatch(r"\[([\d,]+)\](?:\*(\d{1,4}))?", part)
-        found += [int(entry) for entry in entries[1].split(",")] * int(entries[2] or 1) if entries else []
-    return found
+        layers += [int(entry) for entry in entries[1].split(",")] * int(entries[2] or 1) if entries else []
+    return layers
 
 
 def _first(*names: str) -> Callable[[Described], Any]:
     """Return a function that returns the value of the first of these keys that the file has."""
     return lambda described: next((described[name] for name in names if described.get(name) is not None), None)
-
-
-def _number(*names: str) -> Callable[[Described], float | None]:
-    return lambda described: None if (found := _first(*names)(described)) is None else float(found)
 
 
 _experts = _first("num_experts", "n_routed_experts", "num_local_experts")
@@ -264,14 +234,14 @@ def _rope(described: Described) -> Mapping[str, Any] | None:
     return held if "rope_theta" in held else None
 
 
-def _base(described: Described) -> float | None:
+def _base(described: Described) -> Any:
     rope = _rope(described)
-    return None if rope is None else float(rope["rope_theta"])
+    return None if rope is None else rope["rope_theta"]
 
 
-def _share(described: Described) -> float | None:
+def _share(described: Described) -> Any:
     rope = _rope(described)
-    return None if rope is None else float(rope.get("partial_rotary_factor") or 1.0)
+    return None if rope is None else rope.get("partial_rotary_factor") or 1.0
 
 
 def _scaled(described: Described) -> Mapping[str, Any]:
@@ -279,13 +249,17 @@ def _scaled(described: Described) -> Mapping[str, Any]:
     return described.get("rope_scaling") or described.get("rope_parameters") or {}
 
 
-def _scaling(name: str) -> Callable[[Described], float | None]:
-    return lambda described: None if (found := _scaled(described).get(name)) is None else float(found)
+def _scaling(name: str) -> Callable[[Described], Any]:
+    return lambda described: _scaled(described).get(name)
+
+
+def _is_type(*types: str) -> Callable[[Described], bool]:
+    return lambda described: described.get("model_type") in types
 
 
 def _scaling_type(described: Described) -> str | None:
-    found: str | None = _scaled(described).get("rope_type") or _scaled(described).get("type")
-    return found
+    kind: str | None = _scaled(described).get("rope_type") or _scaled(described).get("type")
+    return kind
 
 
 def _head_size(described: Described) -> int | None:
@@ -351,52 +325,60 @@ def _corrects_routing(described: Described) -> bool | None:
     return described.get("topk_method") == "noaux_tc" or described.get("model_type") in _GLM_MIXTURES
 
 
-_EXPECTED: Mapping[str, Callable[[Described], Any]] = {
-    "num_layers": _first("num_hidden_layers"),
-    "hidden_size": _first("hidden_size"),
-    "ffn_hidden_size": _first("intermediate_size"),
-    "num_attention_heads": _heads,
-    "num_query_groups": _first("num_key_value_heads", "num_attention_heads"),
-    "group_query_attention": _is_grouped,
-    "kv_channels": _head_size,
-    "vocab_size": _first("vocab_size"),
-    "max_position_embeddings": _first("max_position_embeddings"),
-    "norm_epsilon": _number("rms_norm_eps"),
-    "layernorm_epsilon": _number("rms_norm_eps"),
-    "normalization": lambda described: "RMSNorm" if "rms_norm_eps" in described else None,
-    "swiglu": lambda described: described.get("hidden_act") == "silu",
-    "untie_embeddings_and_output_weights": _is_untied,
-    "disable_bias_linear": lambda described: not described.get("mlp_bias", False),
-    "add_bias_linear": lambda described: bool(described.get("mlp_bias", False)),
-    "add_qkv_bias": _has_qkv_bias,
-    "qk_layernorm": _has_qk_norm,
-    "position_embedding_type": lambda described: None if _rope(described) is None else "rope",
-    "use_rotary_position_embeddings": lambda described: _rope(described) is not None,
-    "no_position_embedding": lambda described: _rope(described) is not None,  # the flag means learned embeddings
-    "rotary_base": _base,
-    "rotary_percent": _share,
-    "rotary_scaling_factor": _scaling("factor"),
-    "mscale": _scaling("mscale"),
-    "mscale_all_dim": _scaling("mscale_all_dim"),
-    "use_rope_scaling": lambda described: _scaling_type(described) == "llama3",
-    "rotary_interleaved": lambda described: described.get("model_type") == "glm4",
-    "post_self_attn_layernorm": lambda described: described.get("model_type") == "glm4",
-    "post_mlp_layernorm": lambda described: described.get("model_type") == "glm4",
-    "num_experts": _experts,
-    "moe_router_topk": _first("num_experts_per_tok"),
-    "moe_ffn_hidden_size": _first("moe_intermediate_size"),
-    "moe_shared_expert_intermediate_size": _shared_size,
-    "moe_router_num_groups": _first("n_group"),
-    "moe_router_group_topk": _first("topk_group"),
-    "moe_router_topk_scaling_factor": _number("routed_scaling_factor"),
-    "moe_router_score_function": _score_function,
-    "moe_router_pre_softmax": _softmax_comes_first,
-    "moe_router_enable_expert_bias": _corrects_routing,
-    "multi_latent_attention": lambda described: described.get("kv_lora_rank") is not None,
-    "q_lora_rank": _first("q_lora_rank"),
-    "kv_lora_rank": _first("kv_lora_rank"),
-    "qk_head_dim": _first("qk_nope_head_dim"),
-    "qk_pos_emb_head_dim": _first("qk_rope_head_dim"),
-    "v_head_dim": _first("v_head_dim"),
+_EXPECTED: Mapping[str, Mapping[str, Callable[[Described], Any]]] = {
+    "int": {
+        "num_layers": _first("num_hidden_layers"),
+        "hidden_size": _first("hidden_size"),
+        "ffn_hidden_size": _first("intermediate_size"),
+        "num_attention_heads": _heads,
+        "num_query_groups": _first("num_key_value_heads", "num_attention_heads"),
+        "kv_channels": _head_size,
+        "vocab_size": _first("vocab_size"),
+        "max_position_embeddings": _first("max_position_embeddings"),
+        "num_experts": _experts,
+        "moe_router_topk": _first("num_experts_per_tok"),
+        "moe_ffn_hidden_size": _first("moe_intermediate_size"),
+        "moe_shared_expert_intermediate_size": _shared_size,
+        "moe_router_num_groups": _first("n_group"),
+        "moe_router_group_topk": _first("topk_group"),
+        "q_lora_rank": _first("q_lora_rank"),
+        "kv_lora_rank": _first("kv_lora_rank"),
+        "qk_head_dim": _first("qk_nope_head_dim"),
+        "qk_pos_emb_head_dim": _first("qk_rope_head_dim"),
+        "v_head_dim": _first("v_head_dim"),
+    },
+    "float": {
+        "norm_epsilon": _first("rms_norm_eps"),
+        "layernorm_epsilon": _first("rms_norm_eps"),
+        "rotary_base": _base,
+        "rotary_percent": _share,
+        "rotary_scaling_factor": _scaling("factor"),
+        "mscale": _scaling("mscale"),
+        "mscale_all_dim": _scaling("mscale_all_dim"),
+        "moe_router_topk_scaling_factor": _first("routed_scaling_factor"),
+    },
+    "str": {
+        "normalization": lambda described: "RMSNorm" if "rms_norm_eps" in described else None,
+        "position_embedding_type": lambda described: None if _rope(described) is None else "rope",
+        "moe_router_score_function": _score_function,
+    },
+    "bool": {
+        "swiglu": lambda described: described.get("hidden_act") == "silu",
+        "group_query_attention": _is_grouped,
+        "untie_embeddings_and_output_weights": _is_untied,
+        "disable_bias_linear": lambda described: not described.get("mlp_bias", False),
+        "add_bias_linear": lambda described: bool(described.get("mlp_bias", False)),
+        "add_qkv_bias": _has_qkv_bias,
+        "qk_layernorm": _has_qk_norm,
+        "use_rotary_position_embeddings": lambda described: _rope(described) is not None,
+        "no_position_embedding": lambda described: _rope(described) is not None,  # the flag means learned embeddings
+        "multi_latent_attention": lambda described: described.get("kv_lora_rank") is not None,
+        "moe_router_enable_expert_bias": _corrects_routing,
+        "moe_router_pre_softmax": _softmax_comes_first,
+        "post_self_attn_layernorm": _is_type("glm4"),
+        "post_mlp_layernorm": _is_type("glm4"),
+        "rotary_interleaved": _is_type("glm4"),
+        "use_rope_scaling": lambda described: _scaling_type(described) == "llama3",
+    },
 }
-"""Flag -> function that returns the file's value for it, by the keys of Hugging Face's configs."""
+"""Type -> flag that describes the model -> function that returns the file's value, by Hugging Face's keys."""

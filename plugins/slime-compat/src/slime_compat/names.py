@@ -110,12 +110,12 @@ ADVICE: Mapping[str, str] = {
 
 def advice_for(module: str, name: str | None = None) -> str:
     """Return advice for ``name`` of ``module``, which has no counterpart, and the names that the module has."""
-    known = sorted(NAMES.get(module, {}))
-    there = f"There are: {', '.join(known)}. " if known else ""
+    names = sorted(NAMES.get(module, {}))
+    listed = f"There are: {', '.join(names)}. " if names else ""
     parts = module.split(".")
     prefixes = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
     text = next((ADVICE[prefix] for prefix in prefixes if prefix in ADVICE), "leave the import out")
-    return f"{there}Instead, {text}."
+    return f"{listed}Instead, {text}."
 
 
 _IMPORTING = ("importlib", "_frozen_importlib", boundary.__module__.rpartition(".")[0])
@@ -163,8 +163,8 @@ class _Names(ModuleType):
                 raise AttributeError(name)
             raise AttributeError(f"{self.__name__}.{name} has no counterpart here. {advice_for(self.__name__, name)}")
         module, _, attribute = target.partition(":")
-        found: object = getattr(importlib.import_module(module), attribute)
-        return found
+        counterpart: object = getattr(importlib.import_module(module), attribute)
+        return counterpart
 
 
 _FINDER = _Finder()

@@ -70,6 +70,9 @@ def _two_words(words: tuple[str, ...]) -> tuple[str, ...]:
 FunctionPath = Annotated[str, Field(min_length=1), AfterValidator(_not_shipped)]
 """``package.module.function``, ``package.module:function``, ``file.py:function``, or ``file.py`` with one function."""
 
+NamedCode = Annotated[FunctionPath | None, NamesCode()]
+NamedCodes = Annotated[tuple[FunctionPath, ...], NamesCode()]
+
 
 WHOLE = "the function takes whole responses, and context parallelism splits them over ranks"
 REPLACES = "the function replaces the policy loss"
@@ -94,61 +97,47 @@ class CompatOptions(PluginOptions):
     """Tensor parallel size of an engine: another name of rollout_num_gpus_per_engine. None:
     rollout_num_gpus_per_engine."""
     rollout_function_path: Annotated[
-        FunctionPath | None, Flag("--rollout-function-path", section=SECTION), NamesCode(), Provides("rollouts")
+        NamedCode, Flag("--rollout-function-path", section=SECTION), Provides("rollouts")
     ] = None
     """fn(args, rollout_id, data_source, evaluation=False): generates a rollout's samples. None: the core does."""
     eval_function_path: Annotated[
-        FunctionPath | None,
+        NamedCode,
         Flag("--eval-function-path", section=SECTION),
-        NamesCode(),
         Provides("evaluation"),
         Conflicts("debug_train_only", "load_debug_rollout_data", because="evaluations need engines"),
     ] = None
     """fn(args, rollout_id, data_source, evaluation=True): generates an evaluation's samples. None: the core
     evaluates."""
-    custom_generate_function_path: Annotated[
-        FunctionPath | None, Flag("--custom-generate-function-path", section=SECTION), NamesCode()
-    ] = None
+    custom_generate_function_path: Annotated[NamedCode, Flag("--custom-generate-function-path", section=SECTION)] = None
     """async fn(args, sample, sampling_params): generates a response. None: the component generate_function."""
     rollout_sample_hook_path: Annotated[
-        tuple[FunctionPath, ...], Flag("--rollout-sample-hook-path", section=SECTION), NamesCode(), Provides("rewards")
+        NamedCodes, Flag("--rollout-sample-hook-path", section=SECTION), Provides("rewards")
     ] = ()
     """hook(args, sample): called with each generated sample before it is rewarded. Empty: none."""
-    data_source_path: Annotated[
-        FunctionPath | None, Flag("--data-source-path", section=SECTION), NamesCode(), Provides("rewards")
-    ] = None
+    data_source_path: Annotated[NamedCode, Flag("--data-source-path", section=SECTION), Provides("rewards")] = None
     """Class with get_samples(n) and add_samples(samples). None: the component data_source."""
-    buffer_filter_path: Annotated[
-        FunctionPath | None, Flag("--buffer-filter-path", section=SECTION), NamesCode(), Provides("rewards")
-    ] = None
+    buffer_filter_path: Annotated[NamedCode, Flag("--buffer-filter-path", section=SECTION), Provides("rewards")] = None
     """fn(args, rollout_id, buffer, n): selects the next groups of the buffer. None: the oldest.
 
     With data_source_path, its class derives from slime's RolloutDataSourceWithBuffer.
     """
-    dynamic_sampling_filter_path: Annotated[
-        FunctionPath | None, Flag("--dynamic-sampling-filter-path", section=SECTION), NamesCode()
-    ] = None
+    dynamic_sampling_filter_path: Annotated[NamedCode, Flag("--dynamic-sampling-filter-path", section=SECTION)] = None
     """fn(args, samples) -> bool: True keeps a finished group for training. None: all are kept."""
-    rollout_sample_filter_path: Annotated[
-        FunctionPath | None, Flag("--rollout-sample-filter-path", section=SECTION), NamesCode()
-    ] = None
+    rollout_sample_filter_path: Annotated[NamedCode, Flag("--rollout-sample-filter-path", section=SECTION)] = None
     """fn(args, groups): marks samples with remove_sample. None: none."""
     rollout_all_samples_process_path: Annotated[
-        FunctionPath | None, Flag("--rollout-all-samples-process-path", section=SECTION), NamesCode()
+        NamedCode, Flag("--rollout-all-samples-process-path", section=SECTION)
     ] = None
     """fn(args, all_groups, data_source): called with every group of a rollout, including filtered ones. None: none."""
-    custom_rm_path: Annotated[
-        FunctionPath | None, Flag("--custom-rm-path", section=SECTION), NamesCode(), Provides("reward_model")
-    ] = None
+    custom_rm_path: Annotated[NamedCode, Flag("--custom-rm-path", section=SECTION), Provides("reward_model")] = None
     """async fn(args, sample) -> reward, or a class with compute_reward. None: the component rm_type."""
     group_rm: Annotated[bool, Flag("--group-rm", section=SECTION), Needs("custom_rm_path")] = False
     """Call custom_rm_path once with all samples of a prompt group: async fn(args, samples) -> rewards."""
     rm_model_path: Annotated[Path | None, Flag("--rm-model-path", section=SECTION), Needs("custom_rm_path")] = None
     """Folder of the model that a reward class gets as model_path. None: no model."""
     custom_reward_post_process_path: Annotated[
-        FunctionPath | None,
+        NamedCode,
         Flag("--custom-reward-post-process-path", section=SECTION),
-        NamesCode(),
         Provides("training_signal"),
     ] = None
     """fn(args, samples) -> (raw rewards, rewards): computes the rewards that are trained. None: the plain rewards."""
@@ -160,19 +149,18 @@ class CompatOptions(PluginOptions):
     ] = False
     """Train on the rewards as they are, without mean or standard deviation of a group. False: the estimator decides."""
     custom_convert_samples_to_train_data_path: Annotated[
-        FunctionPath | None,
+        NamedCode,
         Flag("--custom-convert-samples-to-train-data-path", section=SECTION),
-        NamesCode(),
         Provides("training_signal"),
     ] = None
     """fn(args, samples) -> columns: replaces the samples' own columns for training. None: the samples' own
     columns."""
     custom_rollout_log_function_path: Annotated[
-        FunctionPath | None, Flag("--custom-rollout-log-function-path", section=SECTION), NamesCode()
+        NamedCode, Flag("--custom-rollout-log-function-path", section=SECTION)
     ] = None
     """fn(rollout_id, args, samples, metrics, rollout_time) -> bool: True replaces the core's log. None: no function."""
     custom_eval_rollout_log_function_path: Annotated[
-        FunctionPath | None, Flag("--custom-eval-rollout-log-function-path", section=SECTION), NamesCode()
+        NamedCode, Flag("--custom-eval-rollout-log-function-path", section=SECTION)
     ] = None
     """fn(rollout_id, args, data, metrics) -> bool: True replaces the core's log. None: no function."""
     log_multi_turn: Annotated[bool, Flag("--log-multi-turn")] = False
@@ -185,25 +173,22 @@ class CompatOptions(PluginOptions):
     log_correct_samples: Annotated[bool, Flag("--log-correct-samples")] = False
     """Log lengths and mean negative log-probability of samples with reward 1, as rollout/correct_... metrics."""
     rollout_data_postprocess_path: Annotated[
-        FunctionPath | None,
+        NamedCode,
         Flag("--rollout-data-postprocess-path", section=SECTION),
-        NamesCode(),
         Provides("training_signal"),
         Conflicts("context_parallel_size", because=WHOLE),
         Conflicts("critic_num_gpus", because="the ranks of a separate critic would not see the change"),
     ] = None
     """fn(args, rollout_id, rollout_data): changes the columns of a rank's shard before it is trained. None: none."""
     custom_advantage_function_path: Annotated[
-        FunctionPath | None,
+        NamedCode,
         Flag("--custom-advantage-function-path", section=SECTION),
-        NamesCode(),
         Provides("training_signal"),
     ] = None
     """fn(args, rollout_data): fills advantages and returns. None: the component advantage_estimator."""
     custom_loss_function_path: Annotated[
-        FunctionPath | None,
+        NamedCode,
         Flag("--custom-loss-function-path", section=SECTION),
-        NamesCode(),
         Provides("policy_loss"),
         Conflicts("corrections", "policy_loss", because=REPLACES),
         Conflicts("use_unbiased_kl", "get_mismatch_metrics", because=REPLACES),
@@ -213,9 +198,8 @@ class CompatOptions(PluginOptions):
     ] = None
     """fn(args, batch, logits, sum_of_sample_mean) -> (loss, metrics). None: the estimator's policy loss."""
     custom_tis_function_path: Annotated[
-        FunctionPath | None,
+        NamedCode,
         Flag("--custom-tis-function-path", section=SECTION),
-        NamesCode(),
         Provides("correction"),
         Conflicts("custom_loss_function_path", because="the custom loss replaces the policy loss"),
         Conflicts("use_rollout_logprobs", because="the policy loss then uses the engine's log-probs itself"),
@@ -226,17 +210,14 @@ class CompatOptions(PluginOptions):
     ] = None
     """fn(args=, pg_loss=, train_log_probs=, rollout_log_probs=, ...): corrects the policy loss. None: none."""
     custom_pg_loss_reducer_function_path: Annotated[
-        FunctionPath | None,
+        NamedCode,
         Flag("--custom-pg-loss-reducer-function-path", section=SECTION),
-        NamesCode(),
         Conflicts("custom_loss_function_path", because="the custom loss replaces the policy loss"),
         Conflicts("loss_token_divisor", because=AVERAGES),
         Conflicts("context_parallel_size", because=WHOLE),
     ] = None
     """fn(total_lengths, response_lengths, loss_masks, per_token) -> reducer of the policy loss. None: the core's."""
-    custom_model_provider_path: Annotated[
-        FunctionPath | None, Flag("--custom-model-provider-path", section=SECTION), NamesCode()
-    ] = None
+    custom_model_provider_path: Annotated[NamedCode, Flag("--custom-model-provider-path", section=SECTION)] = None
     """fn(pre_process, post_process) -> Megatron model. None: the model spec builds it."""
     spec: Annotated[
         Annotated[tuple[FunctionPath, ...], AfterValidator(_two_words)],
@@ -245,20 +226,18 @@ class CompatOptions(PluginOptions):
         Conflicts("custom_model_provider_path", because="the model provider builds its own layers"),
     ] = ()
     """MODULE FUNCTION: fn(args, config, vp_stage) -> Megatron layer spec. Empty: the model spec's own."""
-    custom_megatron_init_path: Annotated[
-        FunctionPath | None, Flag("--custom-megatron-init-path", section=SECTION), NamesCode()
-    ] = None
+    custom_megatron_init_path: Annotated[NamedCode, Flag("--custom-megatron-init-path", section=SECTION)] = None
     """fn(args): called on every rank once Megatron's groups exist. None: none."""
     custom_megatron_before_log_prob_hook_path: Annotated[
-        FunctionPath | None, Flag("--custom-megatron-before-log-prob-hook-path", section=SECTION), NamesCode()
+        NamedCode, Flag("--custom-megatron-before-log-prob-hook-path", section=SECTION)
     ] = None
     """fn(args, model, store_prefix): called before each pass without gradients. None: none."""
     custom_megatron_before_train_step_hook_path: Annotated[
-        FunctionPath | None, Flag("--custom-megatron-before-train-step-hook-path", section=SECTION), NamesCode()
+        NamedCode, Flag("--custom-megatron-before-train-step-hook-path", section=SECTION)
     ] = None
     """fn(args, rollout_id, step_id, model, optimizer, scheduler): called before each optimizer step. None: none."""
     custom_update_weight_post_write_path: Annotated[
-        FunctionPath | None, Flag("--custom-update-weight-post-write-path", section=SECTION), NamesCode()
+        NamedCode, Flag("--custom-update-weight-post-write-path", section=SECTION)
     ] = None
     """fn(args, version_dir, rollout_engines): called on every rank if weights travel as files. None: none."""
 
@@ -280,17 +259,17 @@ TRANSFORMS = ("dynamic_sampling_filter_path", "rollout_sample_filter_path")
 
 def selected(options: CompatOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
     """Yield the core's settings that select the components of the functions in ``options``."""
-    given = dict(options)
+    values = dict(options)
     for option, setting in STANDS_IN_FOR.items():
         # A class of --data-source-path that derives from slime's calls the function of --buffer-filter-path itself.
-        if given[option] and not (option == "buffer_filter_path" and options.data_source_path):
+        if values[option] and not (option == "buffer_filter_path" and options.data_source_path):
             yield DerivedSetting(setting, option, option=option)
     if options.sglang_tp_size is not None:
         yield DerivedSetting("rollout_num_gpus_per_engine", options.sglang_tp_size, option="sglang_tp_size")
-    found = settings.get("sample_transforms")
-    names = list(found) if isinstance(found, list) else []
+    transforms = settings.get("sample_transforms")
+    names = list(transforms) if isinstance(transforms, list) else []
     for option in TRANSFORMS:
-        if given[option]:
+        if values[option]:
             names = [*(name for name in names if name != option), option]
             yield DerivedSetting("sample_transforms", names, option=option, given="replace")
 

@@ -73,12 +73,12 @@ def definitions(text: bytes, path: str) -> dict[str, Definition | None]:
     Raises:
         SyntaxError: the text is not Python.
     """
-    found: dict[str, Definition | None] = {}
+    names: dict[str, Definition | None] = {}
     for node in ast.parse(text, path).body:
         for name, definition in _named(node):
             if not name.startswith("_"):
-                found[name] = definition
-    return found
+                names[name] = definition
+    return names
 
 
 def defined(value: Any) -> Definition:
@@ -101,7 +101,9 @@ def _named(node: ast.stmt) -> Iterable[tuple[str, Definition | None]]:
     elif isinstance(node, ast.Import | ast.ImportFrom):
         yield from ((name.asname or name.name.partition(".")[0], None) for name in node.names)
     else:
-        targets = [one for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
+        targets = [
+            target for target in ast.walk(node) if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store)
+        ]
         yield from ((target.id, None) for target in targets)
 
 
@@ -110,24 +112,24 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Definition:
 
 
 def _class(node: ast.ClassDef) -> Definition:
-    functions = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-    methods = {one.name: _without_self(_function(one)) for one in functions if not one.decorator_list}
-    made = methods["__init__"].signature if "__init__" in methods else inspect.Signature()
-    return Definition(node.name, made, methods=methods, is_complete=not node.bases)
+    functions = [method for method in node.body if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)]
+    methods = {method.name: _without_self(_function(method)) for method in functions if not method.decorator_list}
+    constructor = methods["__init__"].signature if "__init__" in methods else inspect.Signature()
+    return Definition(node.name, constructor, methods=methods, is_complete=not node.bases)
 
 
 def _signature(arguments: ast.arguments) -> inspect.Signature:
     kinds = inspect.Parameter
     placed = [*arguments.posonlyargs, *arguments.args]
     defaults = len(placed) - len(arguments.defaults)
-    found = [_parameter(one, _POSITIONAL[1], place >= defaults) for place, one in enumerate(placed)]
+    parameters = [_parameter(argument, _POSITIONAL[1], place >= defaults) for place, argument in enumerate(placed)]
     if arguments.vararg:
-        found.append(_parameter(arguments.vararg, kinds.VAR_POSITIONAL))
-    for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        found.append(_parameter(one, kinds.KEYWORD_ONLY, default is not None))
+        parameters.append(_parameter(arguments.vararg, kinds.VAR_POSITIONAL))
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        parameters.append(_parameter(argument, kinds.KEYWORD_ONLY, default is not None))
     if arguments.kwarg:
-        found.append(_parameter(arguments.kwarg, kinds.VAR_KEYWORD))
-    return inspect.Signature(found)
+        parameters.append(_parameter(arguments.kwarg, kinds.VAR_KEYWORD))
+    return inspect.Signature(parameters)
 
 
 def _parameter(node: ast.arg, kind: Any, has_default: bool = False) -> inspect.Parameter:
@@ -152,7 +154,9 @@ def choose(candidates: Mapping[str, Definition], forms: Sequence[Form]) -> list[
 
     If several fit by name and exactly one has the preferred form, only that one is returned.
     """
-    fitting = {name: form for name, one in candidates.items() if (form := first_fit(one, forms)) is not None}
+    fitting = {
+        name: form for name, definition in candidates.items() if (form := first_fit(definition, forms)) is not None
+    }
     exact = [name for name, form in fitting.items() if _is_exact(candidates[name], form)]
     preferred = [name for name in exact if fitting[name].is_preferred]
     return (preferred if len(preferred) == 1 else exact) or list(fitting)
@@ -179,24 +183,24 @@ def _class_mistake(definition: Definition, form: Form) -> str | None:
             if definition.is_complete:
                 return f"it has no method {name}"
             continue
-        wrong = mistake(definition.methods[name], method)
-        if wrong is not None:
-            return f"its method {name}: {wrong}"
+        problem = mistake(definition.methods[name], method)
+        if problem is not None:
+            return f"its method {name}: {problem}"
     return _parameter_mistake(definition.signature, form) if definition.is_complete else None
 
 
 def _parameter_mistake(signature: inspect.Signature, form: Form) -> str | None:
-    placed = [one for one in signature.parameters.values() if one.kind in _POSITIONAL]
-    misnamed = _misplaced([one.name for one in placed], form)
+    placed = [parameter for parameter in signature.parameters.values() if parameter.kind in _POSITIONAL]
+    misnamed = _misplaced([parameter.name for parameter in placed], form)
     if misnamed is not None:
         return misnamed
-    kinds = {one.kind for one in signature.parameters.values()}
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
     if len(placed) < len(form.passed) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         return f"it takes {len(placed)} of the {len(form.passed)} arguments ({', '.join(form.passed)})"
     by_name = {*form.offered, *form.keywords}
     spare = [
         *placed[len(form.passed) :],
-        *(one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY),
+        *(parameter for parameter in signature.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY),
     ]
     for parameter in spare:
         if parameter.name not in by_name and parameter.default is inspect.Parameter.empty:
@@ -223,5 +227,5 @@ def _misplaced(names: Sequence[str], form: Form) -> str | None:
 def _is_exact(definition: Definition, form: Form) -> bool:
     if definition.methods is not None:
         return True
-    names = [one.name for one in definition.signature.parameters.values() if one.kind in _POSITIONAL]
+    names = [parameter.name for parameter in definition.signature.parameters.values() if parameter.kind in _POSITIONAL]
     return tuple(names[: len(form.passed)]) == form.passed
