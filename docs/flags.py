@@ -1,4 +1,4 @@
-"""Write docs/flags.md, the decision on every flag of slime, from the table of slime-compat: ``python -m docs.flags FILE``."""
+"""Write docs/flags.md, the decision on every flag of slime, from slime-compat: ``python -m docs.flags FILE``."""
 
 from __future__ import annotations
 

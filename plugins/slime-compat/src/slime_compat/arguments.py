@@ -25,7 +25,7 @@ OF_PLUGINS: dict[str, JsonValue] = {
 
 
 def slime_arguments(plan: RunPlan, extra: Mapping[str, Any], **derived: Any) -> SimpleNamespace:
-    """Return ``args``: every setting of the core and of this plugin, by its own name and by slime's name. Paths are
+    """Return ``args``: every setting of the core and of this plugin, under its name and under slime's. Paths are
     text; entries of tables of lists, such as evaluation sets, are attributes.
 
     Arguments:

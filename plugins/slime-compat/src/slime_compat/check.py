@@ -64,13 +64,13 @@ def _refuse_missing_model(source: FunctionSource, forms: Sequence[Form]) -> None
 
 
 def _definition(source: FunctionSource, forms: Sequence[Form]) -> Definition | None:
-    """Return the function or class that ``source`` names; None: the text does not show it."""
+    """Return the function or class that ``source`` names; None if the text does not show it."""
     text, name = _chosen_text(source, forms)
     return None if text is None or name is None else definitions(text, source.path).get(name)
 
 
 def _chosen_text(source: FunctionSource, forms: Sequence[Form]) -> tuple[bytes | None, str | None]:
-    """Return the text of the function's file and the function's name; None: unreadable, or unclear from the text."""
+    """Return the text of the function's file and the function's name; None if unreadable, or unclear from the text."""
     text = text_of(source)
     if text is None or source.attribute is not None:
         return text, source.attribute
@@ -140,7 +140,7 @@ def accepted(forms: Sequence[Form]) -> str:
 
 
 def text_of(source: FunctionSource) -> bytes | None:
-    """Return the text of the function's file; None: it is not a plain file below its package."""
+    """Return the text of the function's file; None if it is not a plain file below its package."""
     if source.content is not None:
         return source.content
     first, *submodules = source.code.module.split(".")

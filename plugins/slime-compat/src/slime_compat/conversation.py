@@ -37,9 +37,9 @@ class Trajectory:
         messages: chat messages including the last answer; or the text including it.
         ids, log_probs, mask: of the response: answers (mask 1), and text between them (mask 0, log-prob 0).
         answers: the answers, in order.
-        kept: truncated-sampling candidates of each part of the response, and its number of ids; None: all ids.
+        kept: truncated-sampling candidates of each part of the response, and its number of ids; None means all ids.
         spans: weight version of each range of response ids, as :attr:`Sample.weight_spans`.
-        added: ids after the last answer, while the next turn is sampled; None: no turn is in flight.
+        added: ids after the last answer, while the next turn is sampled; None if no turn is in flight.
         session: routing key that keeps its turns on one engine, if the router's policy uses it.
     """
 
@@ -97,7 +97,7 @@ class Trajectory:
             raise PluginError(
                 f"sample {sample.index}: the loss_mask that the function set {problem}; its conversation has "
                 f"{len(self.mask)} response tokens, {sum(self.mask)} of them sampled by an engine. Accepted: one "
-                "entry per token, 1 only where an engine sampled it; or leave loss_mask unset."
+                "entry per token, 1 only for tokens that an engine sampled; or leave loss_mask unset."
             )
         return Mask(mask)
 
@@ -250,7 +250,7 @@ class Call:
         return text.partition(MARK)[2].removeprefix(self._end_of(trajectory))
 
     def _end_of(self, trajectory: Trajectory) -> str:
-        """Return the text of the token that ended the last answer, because the template writes it, too."""
+        """Return the text of the token that ended the last answer, because the template also writes it."""
         last = trajectory.answers[-1].token_ids[-1:]
         return str(self.tokenizer.decode(last)) if last and trajectory.answers[-1].finish_reason == "stop" else ""
 
@@ -259,10 +259,10 @@ def _refuse_another_distribution(sampling_params: Mapping[str, Any], sampling: S
     of_run = {**SGLANG_DEFAULTS, **sampling.fields(n=1)}
     for name in (name for name in sampling_params if name in DISTRIBUTION and sampling_params[name] != of_run[name]):
         raise PluginError(
-            f"generate_single: {name} = {sampling_params[name]!r}, but the run samples with {of_run[name]:g}. The learner "
-            "computes log-probabilities with one distribution per run, so that those of this turn would be wrong. "
-            f"Leave {name} out, or set it for the run (--rollout-temperature, "
-            "--rollout-top-p, --rollout-top-k); evaluations accept any value."
+            f"generate_single: {name} = {sampling_params[name]!r}, but the run samples with {of_run[name]:g}. The "
+            "learner computes log-probabilities with one distribution per run, so those of this turn would be wrong. "
+            f"Leave {name} out, or set it for the run (--rollout-temperature, --rollout-top-p, --rollout-top-k); "
+            "evaluations accept any value."
         )
 
 

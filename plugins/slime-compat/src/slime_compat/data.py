@@ -336,7 +336,7 @@ class SourceView:
     """The run's data source, with slime's methods. A context: samples that it returns are as in slime until it ends.
 
     Arguments:
-        encoder: renders prompts; None: they stay as they are.
+        encoder: renders prompts; None leaves them unchanged.
     """
 
     def __init__(self, source: DataSource, encoder: Encoder | None = None) -> None:

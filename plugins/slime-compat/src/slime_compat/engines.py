@@ -81,10 +81,11 @@ def read_slime_engines(path: Path, *, policy: Path | None) -> SlimeEngines:
     """Read the file's groups and models.
 
     Arguments:
-        policy: ``hf_checkpoint``, the default of ``model_path``; None: the built-in model.
+        policy: ``hf_checkpoint``, the default of ``model_path``; None means the built-in model.
 
     Raises:
-        ConfigError: the file cannot be read, is malformed, or requests something that is not built; says where.
+        ConfigError: the file cannot be read, is malformed, or requests something that is not built; the message names
+            the place.
     """
     listed = [_Model(where, entry, path.parent, policy) for where, entry in _entries(path)]
     mine = [model for model in listed if model.is_updated]
@@ -115,7 +116,7 @@ def derived_engines(path: Path, settings: Mapping[str, JsonValue]) -> Iterator[D
     """
     twice = [name for name in SAY_THE_SAME if settings.get(name)]
     if twice:
-        raise ConfigError(f"--sglang-config {path} says what engines there are, and so does {twice[0]}; leave one out")
+        raise ConfigError(f"--sglang-config {path} lists the engines, and {twice[0]} does too; leave one out")
     policy = settings.get("hf_checkpoint")
     engines = read_slime_engines(path, policy=Path(policy) if isinstance(policy, str) else None)
     num_gpus = settings.get("rollout_num_gpus", engines.num_gpus)
@@ -154,7 +155,7 @@ class _Model:
         self._entry = entry
         self.name = str(entry.get("name", ""))
         if not self.name:
-            raise ConfigError(f"{where}: has no name; give each model one of its own")
+            raise ConfigError(f"{where}: has no name; give each model a name")
         stated = entry.get("model_path")
         self._path = policy if stated is None else base / Path(str(stated)).expanduser()
         same = stated is None or (policy is not None and base / Path(str(stated)).expanduser() == policy)

@@ -105,7 +105,7 @@ def _yaml(text: str) -> object:
         node = yaml.compose(text, yaml.SafeLoader)
         _refuse_twice(node, set())
         if _written_out(node, {}) > MOST_NODES:
-            raise ValueError(f"its aliases stand for more than {MOST_NODES:,} values")
+            raise ValueError(f"its aliases expand to more than {MOST_NODES:,} values")
         content: object = yaml.safe_load(text)
         return content
     except yaml.YAMLError as error:
@@ -121,7 +121,7 @@ def _refuse_twice(node: Any, visited: set[int]) -> None:
     keys = [str(key.value) for key, _ in pairs if key is not None]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
-        raise ValueError(f"{twice} stands in one table twice; give each name once")
+        raise ValueError(f"{twice} is in one table twice; give each name once")
     for _, value in pairs:
         _refuse_twice(value, visited)
 

@@ -82,7 +82,7 @@ class PathRolloutFilter:
 
 
 def _truth(value: Any) -> bool | None:
-    """Return a bool, or the bool in an array or tensor without axes; None: it is neither."""
+    """Return a bool, or the bool in an array or tensor without axes; None if it is neither."""
     plain = scalar(value)
     return plain if isinstance(plain, bool) else None
 

@@ -2,11 +2,11 @@
 
 The table is ``flags.txt``; a row is ``flag | verdict | text``. Verdicts:
 
-    kept      the flag exists here under the same name; the text says where its values differ
+    kept      the flag exists here under the same name; the text lists values that differ
     renamed   the text is the flag to write here, then why or how
-    no effect accepted, because the run does this without it; the text says which values, if there are several, and why
-    refused   the text says why there is no such flag
-    later     the feature is not built yet; the text says which it is
+    no effect accepted, because the run does this without it; the text has the values, if several, and the reason
+    refused   there is no such flag; the text has the reason
+    later     the text names a feature that is not built yet
 
 ``megatron_flags.txt`` lists the flags of Megatron's scripts that a run does not pass on, grouped by reason.
 
@@ -31,7 +31,7 @@ BEYOND = ("parsed elsewhere", "named by users, not by slime's parser")
 """Groups beyond the 237 flags that slime's own parser has or had in 2026."""
 
 Check = Callable[[Sequence[str], Described], str | None]
-"""Gets the words after a flag and the checkpoint's ``config.json``, and returns the mistake, or None."""
+"""Returns the mistake in the words after a flag, given the checkpoint's ``config.json``; None if there is none."""
 
 _TABLE = Path(__file__).resolve().parent / "flags.txt"
 _MEGATRON = _TABLE.with_name("megatron_flags.txt")
@@ -87,7 +87,7 @@ def advice() -> Mapping[str, str | Check]:
 
 
 def _checked(check: Check, why: str | None, words: Sequence[str], described: Described) -> str | None:
-    """Return the mistake that ``check`` finds, followed by the text of the table; None: the flag is accepted."""
+    """Return the mistake that ``check`` finds, followed by the text of the table; None if the flag is accepted."""
     mistake = check(words, described)
     return mistake if mistake is None or why is None else f"{mistake}; {why}"
 

@@ -141,7 +141,7 @@ class PathGenerate:
         if len(ids) > 1:
             raise PluginError(
                 f"{self._function}: for sample {parent} it returned {len(samples)} samples with the rollout "
-                f"ids {sorted(map(str, ids))}; siblings share one. Give all of them the same rollout_id, or none."
+                f"ids {sorted(map(str, ids))}; siblings share one. Give all of them one rollout_id, or leave it unset."
             )
         if len(samples) > 1 and ids == {None}:
             for sample in samples:
@@ -158,7 +158,7 @@ class PathGenerate:
                 raise PluginError(
                     f"{self._function}: sample {sample.index} came back without tokens, and it could be any of "
                     f"{len(unused)} conversations of generate_single; start one conversation for each sample and "
-                    "continue it with what generate_single returned, or set tokens, response_length and "
+                    "continue it with the answers of generate_single, or set tokens, response_length and "
                     "rollout_log_probs."
                 )
             fitting[0].fill(sample, inside.tokenizer)
@@ -174,7 +174,7 @@ def _is_unreached(failure: BaseException | None) -> bool:
 
 
 def _incomplete(sample: Sample) -> str | None:
-    """Return the reason why a sample cannot be trained, or None."""
+    """Return the reason why a sample cannot be trained, or None if it can."""
     length = sample.response_length
     if not 0 < length < len(sample.tokens):
         return (

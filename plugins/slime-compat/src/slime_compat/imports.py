@@ -75,7 +75,7 @@ def _missing_imports(tree: ast.Module, neighbours: Collection[str]) -> Iterator[
 
 
 def _optional(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Yield statements whose imports may fail: of a ``try`` that goes on after a failed import, and of an ``if`` inside
+    """Yield statements whose imports may fail: of a ``try`` that continues after a failed import, and of an ``if`` in
     a function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Try) and any(map(_handles_missing, node.handlers)):

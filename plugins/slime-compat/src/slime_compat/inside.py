@@ -40,9 +40,9 @@ class Answer(str):
         finish_reason: ``stop``, ``length`` or ``abort``.
         weight_versions: versions of the weights that sampled it.
         weight_spans: version of each range of ids, ``(version, start, end)`` with ``end`` excluded.
-        routed_experts: experts of every token so far; None: not requested.
-        spec_info: counters of speculative decoding; None: the engine does not use it.
-        kept: truncated-sampling candidates of each id; None: the whole vocabulary.
+        routed_experts: experts of every token so far; None if not requested.
+        spec_info: counters of speculative decoding; None if the engine does not use it.
+        kept: truncated-sampling candidates of each id; None means the whole vocabulary.
     """
 
     token_ids: list[int]
@@ -83,7 +83,7 @@ class InsideCall(Protocol):
 
 
 CALL: ContextVar[InsideCall | None] = ContextVar("slime_custom_generate", default=None)
-"""The current call of a custom generate function; None: the code runs outside of one."""
+"""The current call of a custom generate function; None if the code runs outside of one."""
 
 
 async def generate_single(conversation: Conversation, sampling_params: Mapping[str, Any] | None = None) -> Answer:
@@ -105,7 +105,7 @@ async def generate_single(conversation: Conversation, sampling_params: Mapping[s
 
     Arguments:
         conversation: chat messages, which need ``--apply-chat-template``; or the text so far.
-        sampling_params: override the run's, by SGLang's names. In training they may change where a turn ends, but not
+        sampling_params: override the run's, by SGLang's names. In training they may change the end of a turn, but not
             the probabilities of its tokens.
 
     Raises:

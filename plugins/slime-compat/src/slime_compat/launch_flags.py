@@ -80,7 +80,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
 """Flag -> the values with which a run does what it does without the flag; empty: a switch, which takes no value.
 
 They choose a kernel, a library or a default of slime's. The type of a router's auxiliary loss has no effect because its
-coefficient is 0. ``flags.txt`` and ``megatron_flags.txt`` say what is done instead of other values.
+coefficient is 0. ``flags.txt`` and ``megatron_flags.txt`` have the replacements of other values.
 """
 
 _READ: Mapping[str, tuple[Callable[[str], Value], str]] = {
@@ -117,7 +117,7 @@ def checks() -> Mapping[str, Callable[[Sequence[str], Described], str | None]]:
 
 
 def _check_superfluous(name: str, words: Sequence[str], described: Described) -> str | None:
-    """Return the mistake in a flag of ``WITHOUT_EFFECT``; None: it changes nothing."""
+    """Return the mistake in a flag of ``WITHOUT_EFFECT``; None if it changes nothing."""
     del described
     accepted = WITHOUT_EFFECT[name]
     if not accepted:
@@ -129,7 +129,7 @@ def _check_superfluous(name: str, words: Sequence[str], described: Described) ->
 
 
 def _check(name: str, kind: str, switch: bool, words: Sequence[str], described: Described) -> str | None:
-    """Return the mistake in a flag with these ``words``; None: it is true of the model."""
+    """Return the mistake in a flag with these ``words``; None if it is true of the model."""
     if kind == "bool":
         if words:
             return "accepted: no value"
@@ -159,7 +159,7 @@ def _text(value: Value) -> str:
 
 
 def expected(name: str, value: Value, described: Described) -> Value | None:
-    """Return the value that ``--name`` must have: ``value`` if it is right; None: ``config.json`` does not decide.
+    """Return the value that ``--name`` must have: ``value`` if it is right; None if ``config.json`` does not decide.
 
     Arguments:
         name: name of a flag that describes the model, with underscores.
@@ -199,7 +199,7 @@ def _frequency(value: Value, described: Described) -> Value | None:
 
 
 def _expert_layers(described: Described) -> list[int] | None:
-    """Return 1 for each layer with experts, 0 for each without; None: unknown."""
+    """Return 1 for each layer with experts, 0 for each without; None if unknown."""
     number = described.get("num_hidden_layers")
     if _experts(described) is None or number is None:
         return None
@@ -287,7 +287,7 @@ def _has_qkv_bias(described: Described) -> bool:
 
 
 _BIASED = ("qwen2", "qwen2_moe")
-"""Model types that have biases on queries, keys and values although their files do not say so."""
+"""Model types that have biases on queries, keys and values that their files do not mention."""
 
 
 def _has_qk_norm(described: Described) -> bool:

@@ -30,7 +30,7 @@ _SHIPPED: Mapping[str, str | None] = {
         "slime_compat.outputs.check_reward_nonzero_std"
     ),
 }
-"""Function that slime ships -> ours; None: the core does the same without a function."""
+"""Function that slime ships -> ours; None if the core does the same without a function."""
 
 _INSTEAD = {
     "slime.rollout.sft_rollout.generate_rollout": "Write --advantage-estimator sft --generate-function from_messages.",
@@ -41,11 +41,11 @@ _INSTEAD = {
 
 
 def _not_shipped(path: str) -> str | None:
-    """Return ``path`` if it may be a function of the user, and our function for one that slime ships; None: the core
+    """Return ``path`` if it may be a function of the user, and our function for one that slime ships; None if the core
     does what that function does.
 
     Raises:
-        ValueError: slime ships the function, and nothing here does the same; the message says what to write instead.
+        ValueError: slime ships the function, and nothing here does the same; the message has the replacement.
     """
     name = path.replace(":", ".")
     package = name.partition(".")[0]
@@ -77,7 +77,7 @@ NamedCodes = Annotated[tuple[FunctionPath, ...], NamesCode()]
 WHOLE = "the function takes whole responses, and context parallelism splits them over ranks"
 REPLACES = "the function replaces the policy loss"
 AVERAGES = "the function averages by itself"
-UNSHAPED = "what the function returns is trained as it is"
+UNSHAPED = "the rewards of the function are trained unchanged"
 
 
 class CompatOptions(PluginOptions):
@@ -223,7 +223,7 @@ class CompatOptions(PluginOptions):
         Annotated[tuple[FunctionPath, ...], AfterValidator(_two_words)],
         Flag("--spec", section=SECTION),
         NamesCode(joined=True),
-        Conflicts("custom_model_provider_path", because="the model provider builds its own layers"),
+        Conflicts("custom_model_provider_path", because="the model provider builds the layers"),
     ] = ()
     """MODULE FUNCTION: fn(args, config, vp_stage) -> Megatron layer spec. Empty: the model spec's own."""
     custom_megatron_init_path: Annotated[NamedCode, Flag("--custom-megatron-init-path", section=SECTION)] = None

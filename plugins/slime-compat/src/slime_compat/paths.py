@@ -29,7 +29,7 @@ class PathOptions:
         sources: path setting -> its functions, in order.
         extra: entries of ``custom_config_path``.
         derived: entries of ``args`` that the sampler adds, for the processes that it starts.
-        encoder: of training prompts, in the sampler; None: elsewhere.
+        encoder: of training prompts, in the sampler; None elsewhere.
     """
 
     plan: RunPlan

@@ -22,7 +22,7 @@ Reward = float | dict[str, float]
 class PathReward:
     """The function or class of --custom-rm-path.
 
-    ``(args, sample)``: once for each sample, concurrently, and a failure concerns its own sample; with ``group_rm``,
+    ``(args, sample)``: once for each sample, concurrently, and a failure affects that sample only; with ``group_rm``,
     once with the list. ``(args, samples)``: once with the list of samples that are scored together, a whole group. A
     class is created once, and its ``compute_reward(prompts, responses)`` is called, one call at a time.
 

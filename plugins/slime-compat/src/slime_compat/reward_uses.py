@@ -26,8 +26,8 @@ def check_reward_uses(source: FunctionSource, text: bytes | None, name: str | No
     """Check from the text of the reward function that it matches how it will be called.
 
     Arguments:
-        text: text of its file; None: unreadable.
-        name: its name; None: unclear from the text.
+        text: text of its file; None if unreadable.
+        name: its name; None if unclear from the text.
 
     Raises:
         PluginError: with ``group_rm``, the function reads fields of a sample from the list that it gets; without, it

@@ -94,7 +94,7 @@ class PathRollouts:
         return _numbers(getattr(returned, "metrics", None))
 
     def state(self) -> Mapping[str, JsonValue]:
-        """Return an empty state: a function manages its own state."""
+        """Return an empty state: the function manages any state."""
         return {}
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
@@ -168,7 +168,7 @@ async def generated(options: PathOptions, sample: Sample, context: GenerateConte
     None if none does.
 
     Raises:
-        PluginError: a hook failed, or returned something else than a sample or None.
+        PluginError: a hook failed, or returned neither a sample nor None.
     """
     if not options.sources:
         return None

@@ -26,7 +26,7 @@ class Definition:
         name: name of the function or class.
         signature: signature of the function, or of the constructor without ``self``.
         is_async: True: it is an ``async def``.
-        methods: methods of a class, by name, without ``self``; None: it is a function.
+        methods: methods of a class, by name, without ``self``; None if it is a function.
         is_complete: False: it has base classes that the text does not show, so it may have more methods.
     """
 
@@ -49,7 +49,7 @@ class Form:
         offered: arguments passed by name, if the function names them.
         keywords: arguments always passed by name.
         foreign: parameter names that belong to another form.
-        is_async: whether it must be async; None: either.
+        is_async: whether it must be async; None means either.
         methods: method -> its form; if set, it must be a class, and the other fields describe its constructor.
         is_preferred: if several functions of a file fit, the only one with this form is chosen.
     """
@@ -68,7 +68,7 @@ class Form:
 
 
 def definitions(text: bytes, path: str) -> dict[str, Definition | None]:
-    """Return the public names that a module's text defines or imports at top level; None: the text does not show it.
+    """Return the public names that a module's text defines or imports at top level; None if the text does not show it.
 
     Raises:
         SyntaxError: the text is not Python.
@@ -145,7 +145,7 @@ def _without_self(method: Definition) -> Definition:
 
 
 def first_fit(definition: Definition, forms: Sequence[Form]) -> Form | None:
-    """Return the first of ``forms`` in which ``definition`` can be called; None: none."""
+    """Return the first of ``forms`` in which ``definition`` can be called; None if there is none."""
     return next((form for form in forms if mistake(definition, form) is None), None)
 
 
@@ -163,7 +163,7 @@ def choose(candidates: Mapping[str, Definition], forms: Sequence[Form]) -> list[
 
 
 def mistake(definition: Definition, form: Form) -> str | None:
-    """Return the reason why ``definition`` cannot be called as ``form``; None: it can."""
+    """Return the reason why ``definition`` cannot be called as ``form``; None if it can."""
     if form.methods:
         return _class_mistake(definition, form)
     if definition.methods is not None:
@@ -212,7 +212,7 @@ def _parameter_mistake(signature: inspect.Signature, form: Form) -> str | None:
 
 
 def _misplaced(names: Sequence[str], form: Form) -> str | None:
-    """Return a message if a parameter with a known name is at the wrong place, else None."""
+    """Return a message if a parameter with a known name is at the wrong place; None if not."""
     for place, name in enumerate(names):
         expected = form.passed[place] if place < len(form.passed) else None
         if name in form.foreign:

@@ -76,7 +76,7 @@ def _parents(function: PathFunction, columns: Mapping[str, list[Any]], samples: 
         siblings.setdefault(sample.index, []).append(sample)
     if len(indices) != count or not all(isinstance(index, int) and index in siblings for index in indices):
         raise _refusal(
-            function, f"{count} rows, and sample_indices do not say which sample each comes from", "the index of each"
+            function, f"{count} rows, and sample_indices do not determine the sample of each", "the index of each"
         )
     if indices == in_order:
         return list(samples)

@@ -40,7 +40,7 @@ def as_in_slime(samples: Sequence[Sample], encoder: Encoder | None = None) -> It
     A prompt or a label that the function sets stays; a prompt that is text then counts as rendered.
 
     Arguments:
-        encoder: renders prompts that have not been rendered; None: they stay as they are.
+        encoder: renders prompts that have not been rendered; None leaves them unchanged.
 
     Raises:
         DataError: the chat template refuses a prompt.
