@@ -26,6 +26,7 @@ PLUGINS = {
     "slime-datasets",
     "slime-doctor",
     "slime-grpo",
+    "slime-lora",
     "slime-models",
     "slime-offpolicy",
     "slime-plots",
