@@ -73,6 +73,7 @@ CASES = (
     Case(("slime-convert",), None, more=("convert",)),
     Case(("slime-doctor", "slime-models"), None, more=("doctor",)),
     Case(("slime-grpo",), f"--advantage-estimator grpo {GENERATE}"),
+    Case(("slime-lora",), f"{PLAIN} --lora-rank 4 {GENERATE}"),
     Case(("slime-models",), f"{PLAIN} {GENERATE} --plugin models"),
     Case(("slime-offpolicy",), f"{PLAIN} --corrections tis {GENERATE}"),
     Case(("slime-plots",), f"{PLAIN} --plugin plots {GENERATE}"),

@@ -26,12 +26,12 @@ def named_gradients(spec: Any, model: Sequence[Any]) -> dict[str, torch.Tensor]:
     Returns:
         Copies in the dtype of the parameters, the same on every rank.
     """
-    _complete(model)
+    complete(model)
     with _in_place_of_weights(model):
         return {name: gradient.clone() for name, gradient in spec.export_weights([_inner(chunk) for chunk in model])}
 
 
-def _complete(model: Sequence[Any]) -> None:
+def complete(model: Sequence[Any]) -> None:
     """Gather the gradient shards of all ranks: the distributed optimizer reduces to each rank only its own shard."""
     for chunk in model:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):

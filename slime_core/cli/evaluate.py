@@ -66,7 +66,7 @@ def expand(argv: Sequence[str]) -> list[str]:
     known: list[str] = []
     if (home := checkpoint.home) is not None:
         known = ["--config", str(home / "config.toml")]
-    if checkpoint.hf.is_dir():
+    if (checkpoint.hf / "config.json").is_file():
         return [*known, "--hf-checkpoint", str(checkpoint.hf), *argv[1:]]
     if not known and "--config" not in argv:
         raise ConfigError(

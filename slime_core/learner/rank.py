@@ -162,7 +162,7 @@ class LearnerRank:
         """Build the chunks of the actor, and let plugins wrap them."""
         folder = self._config.model.initial_megatron_checkpoint or self._settings.folder
         chunks = build_chunks(spec, settings=self._settings, folder=folder)
-        return WrappedSpec(spec, chunks, hooks=self.hooks, learner=self._info)
+        return WrappedSpec(spec, chunks, hooks=self.hooks, learner=self._info, folder=self._settings.folder)
 
     def _build_actor(self, wrapped: WrappedSpec) -> TrainedModel:
         settings, config = self._settings, self._config

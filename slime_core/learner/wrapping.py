@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.contracts import LearnerInfo, WrappedModel
@@ -31,6 +32,7 @@ class WrappedSpec:
         chunks: of this rank, with the start weights.
         hooks: of this rank.
         learner: for the hook.
+        folder: Hugging Face folder of the model, for the hook.
 
     Attributes:
         chunks: as the plugins left them.
@@ -41,13 +43,16 @@ class WrappedSpec:
         PluginError: two plugins replace the same part, or a plugin returned something other than a ``WrappedModel``.
     """
 
-    def __init__(self, spec: NamedSpec, chunks: list[torch.nn.Module], *, hooks: Hooks, learner: LearnerInfo) -> None:
+    def __init__(
+        self, spec: NamedSpec, chunks: list[torch.nn.Module], *, hooks: Hooks, learner: LearnerInfo, folder: Path
+    ) -> None:
         self.spec = spec
         self.chunks = chunks
         self._plugins = hooks.implementers(HOOK)
         before = self._children()
-        export = self._base_weights
-        returned = hooks.call(HOOK, spec=spec.spec, chunks=chunks, learner=learner, export_weights=export)
+        returned = hooks.call(
+            HOOK, spec=spec.spec, chunks=chunks, learner=learner, folder=folder, export_weights=self._base_weights
+        )
         self.model = _merged(returned, self._plugins)
         self.spec = replace(spec, added=self._children() - before)
 

@@ -224,15 +224,17 @@ def slime_wrap_model(
     spec: ModelSpec,
     chunks: Sequence[torch.nn.Module],
     learner: LearnerInfo,
+    folder: Path,
     export_weights: Callable[[], NamedTensors],
     options: object,
 ) -> WrappedModel | None:
     """Change the actor's model before Megatron wraps it for training: freeze parameters, add or replace modules.
 
-    Called once on each rank; ``chunks`` hold the start weights. ``spec`` does not see children that plugins add to a
-    chunk when it loads and exports weights; other parameters have to keep their names. ``export_weights`` returns an
-    iterator over the weights that ``spec`` exports; it is collective. Return replacements for what leaves the model, or
-    None. Two plugins that replace the same part are an error. A critic is not wrapped.
+    Called once on each rank; ``chunks`` hold the start weights, which ``folder`` describes. ``spec`` does not see
+    children that plugins add to a chunk when it loads and exports weights; other parameters have to keep their
+    names. ``export_weights`` returns an iterator over the weights that ``spec`` exports; it is collective. Return
+    replacements for what leaves the model, or None. Two plugins that replace the same part are an error. A critic
+    is not wrapped.
     """
 
 

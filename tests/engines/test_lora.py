@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from campaigns.gradients import complete
 from slime_core.errors import ConfigError
 from slime_core.types import Sample, Status
 from slime_lora import folder
@@ -65,7 +66,8 @@ def adapter(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def gradients_of(learner: Any) -> dict[str, torch.Tensor]:
-    """The gradients of this rank's adapters after a step, whole, by module and matrix."""
+    """The gradients of all adapters after a step, by module and matrix."""
+    complete(learner.actor.model)
     for chunk in learner.actor.chunks:
         for parameter in chunk.lora.parameters():
             parameter.data.copy_(parameter.main_grad)
@@ -94,11 +96,14 @@ def one_rank(learners: Any, qwen3: Path, adapter: Path, samples: Any) -> Any:
     return weights, metrics, gradients
 
 
-def differences(outcome: Any, expected: Any) -> list[float]:
-    """Largest differences of weights, loss and gradients."""
+def differences(outcome: Any, expected: Any) -> float:
+    """Largest difference of loss and gradients, and a tenth of that of weights.
+
+    Adam divides small gradients by their size, and the learning rate is 3e-3.
+    """
     weights, metrics, gradients = outcome
     loss = abs(metrics["train/loss"] - expected[1]["train/loss"])
-    return [distance(weights, expected[0]), loss, distance(gradients, expected[2])]
+    return max(0.1 * distance(weights, expected[0]), loss, distance(gradients, expected[2]))
 
 
 LAYOUTS: list[dict[str, int | bool]] = [
@@ -115,7 +120,7 @@ def test_two_ranks_step_as_one(learners, qwen3, adapter, samples, one_rank, layo
     shards = one_step(samples) * 2 if layout else one_step(samples, num_ranks=2)
     scenario = partial(stepped, model=qwen3, load=adapter, shards=shards, **layout)
     for outcome in learners(scenario, ranks=2):
-        assert max(differences(outcome, one_rank)) < NEAR
+        assert differences(outcome, one_rank) < NEAR
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,7 @@ def test_mixtures_and_latent_attention_step_as_one_rank(learners, tmp_path, fami
     is_data_parallel = "tensor" not in layout and "pipeline" not in layout
     shards = one_step(samples, advantages=ADVANTAGES, num_ranks=2 if is_data_parallel else 1) * 2
     for outcome in learners(partial(scenario, shards=shards, **layout), ranks=2):
-        assert max(differences(outcome, expected)) < NEAR
+        assert differences(outcome, expected) < NEAR
 
 
 # --- Broken on purpose ------------------------------------------------------------------------------------------------
@@ -193,7 +198,7 @@ def test_what_is_broken_is_noticed(learners, qwen3, adapter, samples, one_rank, 
     layout = {"tensor": 2, "sequence": True}
     scenario = partial(stepped, model=qwen3, load=adapter, shards=one_step(samples) * 2, breaks=breaks, **layout)
     outcome, _ = learners(scenario, ranks=2)
-    assert max(differences(outcome, one_rank)) > BROKEN
+    assert differences(outcome, one_rank) > BROKEN
 
 
 # --- peft -------------------------------------------------------------------------------------------------------------

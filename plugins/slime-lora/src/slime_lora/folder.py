@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from slime_core.errors import ConfigError
 from slime_lora.options import LoraOptions
@@ -54,7 +54,8 @@ def write(path: Path, tensors: Sequence[tuple[str, torch.Tensor]], *, options: L
         "modules_to_save": None,
     }
     (path / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-    save_file({name: tensor.contiguous() for name, tensor in tensors}, path / WEIGHTS, metadata={"format": "pt"})
+    content = save({name: tensor.contiguous() for name, tensor in tensors}, metadata={"format": "pt"})
+    (path / WEIGHTS).write_bytes(content)
 
 
 def read(path: Path, *, options: LoraOptions, modules: Collection[str]) -> dict[str, torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core import Registration, hookimpl
@@ -30,9 +31,10 @@ def slime_wrap_model(
     spec: object,
     chunks: Sequence[torch.nn.Module],
     learner: LearnerInfo,
+    folder: Path,
     export_weights: Callable[[], NamedTensors],
     options: LoraOptions,
 ) -> WrappedModel:
     from slime_lora.wrapping import LoraModel
 
-    return LoraModel(spec, chunks, learner.settings, options).wrapped(export_weights)
+    return LoraModel(spec, chunks, learner.settings, options).wrapped(export_weights, base=folder)

@@ -89,16 +89,17 @@ class LoraModel:
         if options.load is not None:
             self._load(options.load)
 
-    def wrapped(self, export_weights: Callable[[], NamedTensors]) -> WrappedModel:
+    def wrapped(self, export_weights: Callable[[], NamedTensors], *, base: Path) -> WrappedModel:
         """Return what leaves the model.
 
         Arguments:
             export_weights: returns the weights of the frozen model.
+            base: Hugging Face folder of the frozen model.
         """
         return WrappedModel(
             published=partial(self._merged, export_weights),
             saved=self._saved,
-            write=partial(folder.write, options=self._options, base=str(self._settings.get("hf_checkpoint"))),
+            write=partial(folder.write, options=self._options, base=str(base)),
             original=self._original,
             stores=lambda name: name.startswith(f"{CHILD}."),
         )
