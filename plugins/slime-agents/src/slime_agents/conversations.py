@@ -204,12 +204,12 @@ class Rollout:
         Arguments:
             rewards: one reward for each answer, in the order of the requests.
         """
-        found = []
-        for branch in (one for one in self._branches if one.turns):
+        samples = []
+        for branch in (candidate for candidate in self._branches if candidate.turns):
             for number, sample in zip(branch.turns, branch.trajectory.finish_turns(), strict=True):
                 sample.reward = rewards[number]
-                found.append(sample)
-        return self._as_one(found)
+                samples.append(sample)
+        return self._as_one(samples)
 
     def _as_one(self, samples: list[Sample]) -> list[Sample]:
         for sample in samples:
@@ -235,8 +235,8 @@ class Rollout:
     def _new(self, request: Request) -> Branch:
         # A deep copy, because the caller's sample is reused if generation restarts.
         metadata = deepcopy(self.sample.metadata) | ({"tools": list(request.tools)} if request.tools else {})
-        own = replace(self.sample, prompt=[dict(one) for one in request.messages], metadata=metadata)
-        trajectory = self._context.start(own)
+        parent = replace(self.sample, prompt=[dict(message) for message in request.messages], metadata=metadata)
+        trajectory = self._context.start(parent)
         if trajectory.is_full:
             raise TooLongError
         branch = Branch(trajectory, request.tools, history=list(request.messages), is_busy=True)
@@ -297,29 +297,29 @@ class Rollout:
 
     def _count_break(self, request: Request) -> None:
         """Count the reason why ``request`` continues no branch although its history contains replies."""
-        if not any(one.get("role") == "assistant" for one in request.messages):
+        if not any(message.get("role") == "assistant" for message in request.messages):
             return  # a new conversation
-        found = [branch for branch in self._branches if branch.ends]
-        if not found:
+        ended = [branch for branch in self._branches if branch.ends]
+        if not ended:
             return  # no reply is recorded yet: the agent brought its own history
-        kept = any(_is_part(request.messages, branch.history) for branch in found)
-        self.breaks["truncated" if kept else "edited"] += 1
+        is_part = any(_is_part(request.messages, branch.history) for branch in ended)
+        self.breaks["truncated" if is_part else "edited"] += 1
 
 
 def _with_errors(messages: Sequence[Message], errors: Sequence[tuple[int, Message]]) -> list[Message]:
     """Insert the answers to invalid calls among the tool messages with which ``messages`` start."""
     answers = list(takewhile(lambda message: message.get("role") == "tool", messages))
-    rest = messages[len(answers) :]
+    others = messages[len(answers) :]
     for position, error in errors:
         answers.insert(position, error)
-    return [*answers, *rest]
+    return [*answers, *others]
 
 
 def _common(first: Sequence[Message], second: Sequence[Message]) -> int:
     """Return the number of messages with which both sequences start."""
     count = 0
-    for one, other in zip(first, second, strict=False):
-        if _plain(one) != _plain(other):
+    for message, other in zip(first, second, strict=False):
+        if _plain(message) != _plain(other):
             break
         count += 1
     return count
@@ -327,8 +327,8 @@ def _common(first: Sequence[Message], second: Sequence[Message]) -> int:
 
 def _is_part(messages: Sequence[Message], history: Sequence[Message]) -> bool:
     """Return whether all of ``messages`` but the newest, which may be new, occur in ``history`` in this order."""
-    rest = iter([_plain(one) for one in history])
-    return all(any(_plain(one) == other for other in rest) for one in messages[:-1])
+    remaining = iter([_plain(message) for message in history])
+    return all(any(_plain(message) == other for other in remaining) for message in messages[:-1])
 
 
 def _plain(message: Message) -> tuple[JsonValue, ...]:
@@ -341,7 +341,7 @@ def _plain(message: Message) -> tuple[JsonValue, ...]:
         message.get("role"),
         content.strip() if isinstance(content, str) else json.dumps(content, sort_keys=True),
         message.get("tool_call_id"),
-        json.dumps([_plain_call(one) for one in calls]) if isinstance(calls, list) and calls else None,
+        json.dumps([_plain_call(call) for call in calls]) if isinstance(calls, list) and calls else None,
     )
 
 

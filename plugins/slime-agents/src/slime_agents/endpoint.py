@@ -143,8 +143,8 @@ class ChatRequest(BaseModel):
         """Convert to the record that :meth:`Rollout.answer` takes."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         return Request(
-            tuple(one.model_dump(exclude_unset=True) for one in self.messages),
-            tuple(one.model_dump(exclude_unset=True) for one in self.tools or () if self.tool_choice != "none"),
+            tuple(entry.model_dump(exclude_unset=True) for entry in self.messages),
+            tuple(entry.model_dump(exclude_unset=True) for entry in self.tools or () if self.tool_choice != "none"),
             max_tokens=self.max_completion_tokens or self.max_tokens,
             stop=tuple(stop),
             n=self.n or 1,
@@ -277,7 +277,7 @@ class Endpoint:
 
     def _reader(self, session: Session, chat_request: ChatRequest) -> Any:
         tools, stops = chat_request.to_request().tools, chat_request.to_request().stop
-        names = [str(one.function.name) for one in chat_request.tools or ()]
+        names = [str(tool.function.name) for tool in chat_request.tools or ()]
         encoder = session.context.encoder
 
         async def read(turn: Turn, before: Sequence[int]) -> ReadMessage:
@@ -395,7 +395,7 @@ def _over() -> web.Response:
 
 def _mistakes(problem: ValidationError) -> str:
     mistakes = problem.errors()
-    text = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in mistakes)
-    if any(one["type"] == "extra_forbidden" for one in mistakes):
+    text = "; ".join(f"{'.'.join(map(str, mistake['loc'])) or 'body'}: {mistake['msg']}" for mistake in mistakes)
+    if any(mistake["type"] == "extra_forbidden" for mistake in mistakes):
         text += f". Accepted are {', '.join(sorted(ChatRequest.model_fields))}"
     return text

@@ -73,7 +73,7 @@ class CallParser:
         parsed = await self._ask(client, outside, tools)
         if len(parsed.calls) < written or not self._format.is_known:
             named = await self._ask(client, outside, [*tools, *_descriptions(outside, tools)])
-            parsed = max(parsed, named, key=lambda one: len(one.calls))
+            parsed = max(parsed, named, key=lambda candidate: len(candidate.calls))
         return Parsed(thoughts + parsed.text, parsed.calls, max(0, written - len(parsed.calls)))
 
     async def _ask(self, client: Client, text: str, tools: Sequence[JsonValue]) -> Parsed:
@@ -134,12 +134,12 @@ def _name(tool: JsonValue) -> JsonValue:
 def _parsed(answer: JsonValue, text: str) -> Parsed:
     if not isinstance(answer, dict) or not isinstance(answer.get("calls"), list):
         raise ServiceError("an engine answered /parse_function_call with something else than calls", "invalid")
-    found = answer["calls"]
-    assert isinstance(found, list)
+    entries = answer["calls"]
+    assert isinstance(entries, list)
     calls = [
-        ToolCall(str(one.get("name") or ""), str(one.get("parameters") or "{}"))
-        for one in found
-        if isinstance(one, dict)
+        ToolCall(str(call.get("name") or ""), str(call.get("parameters") or "{}"))
+        for call in entries
+        if isinstance(call, dict)
     ]
-    rest = answer.get("normal_text")
-    return Parsed(rest if isinstance(rest, str) else text, calls)
+    outside = answer.get("normal_text")
+    return Parsed(outside if isinstance(outside, str) else text, calls)

@@ -101,7 +101,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _reasons(problem: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problem.errors())
+    return "; ".join(f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']}" for mistake in problem.errors())
 
 
 class Toolbox:
@@ -115,11 +115,11 @@ class Toolbox:
         PluginError: an object is not a tool, or two tools have the same name.
     """
 
-    def __init__(self, given: Sequence[object], *, max_chars: int) -> None:
+    def __init__(self, tools: Sequence[object], *, max_chars: int) -> None:
         self._max_chars = max_chars
         self._tools: dict[str, Tool] = {}
-        for one in given:
-            for function in one if isinstance(one, list | tuple) else [one]:
+        for entry in tools:
+            for function in entry if isinstance(entry, list | tuple) else [entry]:
                 tool = Tool(function)
                 if tool.name in self._tools:
                     raise PluginError(f"--tools names two tools that are called {tool.name}; rename one")
@@ -167,9 +167,9 @@ def unreadable(count: int, names: Sequence[str]) -> str:
 
 def _object(call: ToolCall) -> Mapping[str, JsonValue]:
     try:
-        found: Any = json.loads(call.arguments or "{}")
+        value: Any = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
         raise ToolError(f"the arguments of {call.name} are no JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ToolError(f"the arguments of {call.name} are no JSON object")
-    return found
+    return value

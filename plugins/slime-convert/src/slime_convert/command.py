@@ -199,7 +199,7 @@ def _converting(arguments: argparse.Namespace) -> Iterator[Conversion]:
 def _bar() -> Iterator[Callable[[int, int], None]]:
     """A progress bar on a terminal; elsewhere nothing is printed."""
     if not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
-        yield lambda done, whole: None
+        yield lambda done, total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
@@ -209,10 +209,10 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("converting", total=None)
 
-        def show(done: int, whole: int) -> None:
+        def show(done: int, total: int) -> None:
             nonlocal last
-            if done == whole or time.monotonic() - last > REFRESH_S:
+            if done == total or time.monotonic() - last > REFRESH_S:
                 last = time.monotonic()
-                bar.update(task, completed=done, total=whole)
+                bar.update(task, completed=done, total=total)
 
         yield show

@@ -71,16 +71,16 @@ def to_torch_dist(source: Path, target: Path, how: Conversion) -> list[str]:
     spec = spec_of_checkpoint(source, config, plugins=how.plugins, trust_remote_code=how.trust_remote_code)
     with parallel_groups(how.parallel):
         model = ConvertedModel(spec, config, dtype=files.dtype, layout=how.parallel)
-        expected = {name: one for of_rank in gather(model.specs) for name, one in of_rank.items()}
-        found = {name: one for name, one in files.specs.items() if not spec.leaves_out(name)}
-        casts = _casts(found, expected)
-        on_first(lambda: _require_fit(source, found, expected, casts))
+        expected = {name: weight for of_rank in gather(model.specs) for name, weight in of_rank.items()}
+        stored = {name: weight for name, weight in files.specs.items() if not spec.leaves_out(name)}
+        casts = _casts(stored, expected)
+        on_first(lambda: _require_fit(source, stored, expected, casts))
         filling = _Filling(model, files, how.progress if dist.get_rank() == 0 else None)
         with _draft(target) as draft:
             save_weights(draft, chunks=model.chunks, fill=filling)
             filling.end()
             on_first(lambda: _carry(source, draft, casts))
-        return [name for name in files.specs if name not in found]
+        return [name for name in files.specs if name not in stored]
 
 
 def to_hugging_face(
@@ -99,26 +99,26 @@ def to_hugging_face(
     _refuse_target(target, source, how)
     with parallel_groups(how.parallel):
         stored, template, changes = _open_torch_dist(source, how, origin=origin, vocab_size=vocab_size)
-        total = sum(one.nbytes for one in stored.specs.values())
+        total = sum(spec.nbytes for spec in stored.specs.values())
         with _draft(target) as draft:
-            whole, done = HuggingFaceFolder(draft, rank=dist.get_rank()), 0
+            written, done = HuggingFaceFolder(draft, rank=dist.get_rank()), 0
             for part in stored.parts():
-                whole.add(part)
+                written.add(part)
                 done += sum(weight.nbytes for weight in part.values())
                 if dist.get_rank() == 0:
                     how.progress(done, total)
-            parts = [part for of_rank in gather(whole.close()) for part in of_rank]
-            on_first(lambda: _finish(whole, template, parts, draft, changes))
+            parts = [part for of_rank in gather(written.close()) for part in of_rank]
+            on_first(lambda: _finish(written, template, parts, draft, changes))
 
 
 def _finish(
-    whole: HuggingFaceFolder,
+    written: HuggingFaceFolder,
     template: Path,
     parts: Sequence[WrittenFile],
     draft: Path,
     changes: Mapping[str, JsonValue],
 ) -> None:
-    whole.finish(template=template, parts=parts)
+    written.finish(template=template, parts=parts)
     if changes:
         content = json.dumps({**config_of(template), **changes}, indent=2) + "\n"
         (draft / "config.json").write_text(content, encoding="utf-8")
@@ -132,22 +132,22 @@ def verify(a: Path, b: Path, how: Conversion, *, origin: Path | None = None) -> 
         CheckpointError: one is broken.
     """
     with parallel_groups(ParallelLayout()):
-        left, right = (_open(path, how, origin=origin) for path in (a, b))
-        found = [
+        first, second = (_open(path, how, origin=origin) for path in (a, b))
+        mistakes = [
             f"{kind}: {text}"
-            for kind, texts in compare(_shapes(right.specs), _shapes(left.specs)).kinds.items()
+            for kind, texts in compare(_shapes(second.specs), _shapes(first.specs)).kinds.items()
             for text in texts
         ]
-        comparable = {name for name, one in left.specs.items() if right.specs.get(name) == one}
-        total = sum(left.specs[name].nbytes for name in comparable)
+        comparable = {name for name, spec in first.specs.items() if second.specs.get(name) == spec}
+        total = sum(first.specs[name].nbytes for name in comparable)
         done = 0
-        for part in _parts(left):
+        for part in _parts(first):
             names = [name for name in part if name in comparable]
-            theirs = right.read(names)
-            found += [text for name in names if (text := _difference(name, part[name], theirs[name]))]
+            others = second.read(names)
+            mistakes += [text for name in names if (text := _difference(name, part[name], others[name]))]
             done += sum(part[name].nbytes for name in names)
             how.progress(done, total)
-        return found
+        return mistakes
 
 
 Weights = HuggingFaceWeights | TorchDistWeights
@@ -202,7 +202,7 @@ def _parts(weights: Weights) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def _difference(name: str, a: torch.Tensor, b: torch.Tensor) -> str | None:
-    bits = (one.contiguous().reshape(-1).view(torch.uint8).view(-1, one.itemsize) for one in (a, b))
+    bits = (tensor.contiguous().reshape(-1).view(torch.uint8).view(-1, tensor.itemsize) for tensor in (a, b))
     first, second = bits
     other = int((first != second).any(1).sum())
     if not other:
@@ -224,7 +224,7 @@ class _Filling:
         self._held: MappedWeight | None = None
         self._memory: Any = None
         self._done = 0
-        self._total = sum(one.nbytes for one in model.specs.values())
+        self._total = sum(spec.nbytes for spec in model.specs.values())
 
     def __call__(self, tensor: torch.Tensor) -> None:
         weight = self._model.weight_of(tensor)
@@ -246,17 +246,17 @@ class _Filling:
         self._memory = self._held = None
 
 
-def _casts(found: Mapping[str, WeightSpec], expected: Mapping[str, WeightSpec]) -> dict[str, str]:
+def _casts(stored: Mapping[str, WeightSpec], expected: Mapping[str, WeightSpec]) -> dict[str, str]:
     """Return name -> dtype in the folder, for weights that the model stores in a wider dtype."""
-    both = [(found[name], expected[name]) for name in found if name in expected]
-    return {ours.name: ours.dtype for ours, theirs in both if ours.dtype in WIDER.get(theirs.dtype, ())}
+    both = [(stored[name], expected[name]) for name in stored if name in expected]
+    return {spec.name: spec.dtype for spec, other in both if spec.dtype in WIDER.get(other.dtype, ())}
 
 
 def _require_fit(
-    source: Path, found: Mapping[str, WeightSpec], expected: Mapping[str, WeightSpec], casts: Mapping[str, str]
+    source: Path, stored: Mapping[str, WeightSpec], expected: Mapping[str, WeightSpec], casts: Mapping[str, str]
 ) -> None:
-    wanted = {name: (one.shape, casts.get(name, one.dtype)) for name, one in expected.items()}
-    if differences := compare(_shapes(found), wanted):
+    required = {name: (spec.shape, casts.get(name, spec.dtype)) for name, spec in expected.items()}
+    if differences := compare(_shapes(stored), required):
         raise CheckpointError(
             f"{source} does not fit its config.json: {differences}. Download it again, or save it with the config that "
             "belongs to it, all weights in one dtype."
@@ -264,7 +264,7 @@ def _require_fit(
 
 
 def _shapes(specs: Mapping[str, WeightSpec]) -> Shapes:
-    return {name: (one.shape, one.dtype) for name, one in specs.items()}
+    return {name: (spec.shape, spec.dtype) for name, spec in specs.items()}
 
 
 def _carry(source: Path, draft: Path, casts: Mapping[str, str]) -> None:

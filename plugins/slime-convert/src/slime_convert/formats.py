@@ -32,8 +32,8 @@ def carried_folder(folder: Path) -> Path:
     Raises:
         ConfigError: it contains none, because another program wrote it.
     """
-    if (found := config_folder(folder)) is not None:
-        return found
+    if (config := config_folder(folder)) is not None:
+        return config
     raise ConfigError(
         f"{folder} carries no {CARRIED}/config.json, as the checkpoints of runs and of slime convert do, so nothing "
         "says which model it is. Give --origin-hf-dir: the Hugging Face folder that it was made from."
@@ -45,10 +45,10 @@ def read_object(file: Path) -> dict[str, JsonValue] | None:
     try:
         if not file.is_file() or file.stat().st_size > MOST_BYTES:
             return None
-        found = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def config_of(folder: Path) -> dict[str, JsonValue]:
@@ -57,18 +57,18 @@ def config_of(folder: Path) -> dict[str, JsonValue]:
     Raises:
         ConfigError: the file does not exist, or describes a quantised model.
     """
-    found = read_object(folder / "config.json")
-    if found is None:
+    config = read_object(folder / "config.json")
+    if config is None:
         raise ConfigError(
             f"{folder / 'config.json'} is missing, or no JSON object; accepted: a Hugging Face folder on this machine"
         )
-    if method := found.get("quantization_config"):
+    if method := config.get("quantization_config"):
         name = method.get("quant_method") if isinstance(method, dict) else method
         raise ConfigError(
             f"{folder / 'config.json'} describes quantised weights (quantization_config: {name}); converting them is "
             "not built. Give a folder with weights in bfloat16, float16 or float32."
         )
-    return found
+    return config
 
 
 class HuggingFaceWeights:
@@ -101,15 +101,15 @@ class HuggingFaceWeights:
 
     def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return the weights ``names``, in file-backed memory."""
-        found = {}
+        tensors = {}
         with ExitStack() as stack:
             opened: dict[Path, Any] = {}
             for name in names:
                 file = self._files[name]
                 if file not in opened:
                     opened[file] = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
-                found[name] = opened[file].get_tensor(name)
-        return found
+                tensors[name] = opened[file].get_tensor(name)
+        return tensors
 
     def _refuse_untied(self) -> None:
         if EMBEDDING in self.specs and not _same(*self.read([EMBEDDING, TIED]).values()):
@@ -133,10 +133,10 @@ def _bits(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes_by_dtype(specs: Iterable[WeightSpec]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for spec in specs:
-        found[spec.dtype] = found.get(spec.dtype, 0) + spec.nbytes
-    return found
+        sizes[spec.dtype] = sizes.get(spec.dtype, 0) + spec.nbytes
+    return sizes
 
 
 def main_dtype(sizes: Mapping[str, int]) -> torch.dtype:
@@ -148,13 +148,13 @@ def main_dtype(sizes: Mapping[str, int]) -> torch.dtype:
     Raises:
         ConfigError: this dtype is not supported for building a model.
     """
-    name = max(sizes, key=lambda one: sizes[one], default="")
+    name = max(sizes, key=lambda dtype_name: sizes[dtype_name], default="")
     if name not in ("float32", "bfloat16", "float16"):
         raise ConfigError(
             f"most weights have dtype {name or 'unknown'}; converting is built for float32, bfloat16 and float16"
         )
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,36 +171,36 @@ class Differences:
         return any(self.kinds.values())
 
     def __str__(self) -> str:
-        return "; ".join(f"{kind}: {_listed(found)}" for kind, found in self.kinds.items() if found)
+        return "; ".join(f"{kind}: {_listed(names)}" for kind, names in self.kinds.items() if names)
 
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 """Name -> shape, and torch's name of the dtype."""
 
 
-def compare(found: Shapes, expected: Shapes) -> Differences:
-    """Compare names, shapes and dtypes of ``found`` with ``expected``."""
-    both = [name for name in found if name in expected]
+def compare(stored: Shapes, expected: Shapes) -> Differences:
+    """Compare names, shapes and dtypes of ``stored`` with ``expected``."""
+    both = [name for name in stored if name in expected]
     return Differences(
         {
-            "missing": [f"{name} {_kind(expected[name])}" for name in expected if name not in found],
-            "extra": [f"{name} {_kind(found[name])}" for name in found if name not in expected],
+            "missing": [f"{name} {_kind(expected[name])}" for name in expected if name not in stored],
+            "extra": [f"{name} {_kind(stored[name])}" for name in stored if name not in expected],
             "wrong shape": [
-                f"{name} has {list(found[name][0])}, expected {list(expected[name][0])}"
+                f"{name} has {list(stored[name][0])}, expected {list(expected[name][0])}"
                 for name in both
-                if found[name][0] != expected[name][0]
+                if stored[name][0] != expected[name][0]
             ],
             "wrong dtype": [
-                f"{name} has {found[name][1]}, expected {expected[name][1]}"
+                f"{name} has {stored[name][1]}, expected {expected[name][1]}"
                 for name in both
-                if found[name][1] != expected[name][1]
+                if stored[name][1] != expected[name][1]
             ],
         }
     )
 
 
-def _kind(one: tuple[tuple[int, ...], str]) -> str:
-    return f"{one[1]}{list(one[0])}"
+def _kind(shape: tuple[tuple[int, ...], str]) -> str:
+    return f"{shape[1]}{list(shape[0])}"
 
 
 def _listed(texts: Sequence[str]) -> str:

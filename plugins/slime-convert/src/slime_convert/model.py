@@ -63,9 +63,9 @@ def parallel_groups(layout: ParallelLayout) -> Iterator[None]:
 
 def gather(value: T) -> list[T]:
     """Return the values of all ranks."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def on_first(do: Callable[[], object]) -> None:
@@ -115,7 +115,7 @@ class ConvertedModel:
             self.chunks = spec.build(config, dtype=dtype, parallel=layout, overrides=settings)
         self.weights = spec.mapped(self.chunks)
         self.tensors = sharded_tensors(self.chunks)
-        self.specs = {name: one for weight in self.weights for name, one in _specs(weight)}
+        self.specs = {name: weight_spec for weight in self.weights for name, weight_spec in _specs(weight)}
         on_lower_ranks = {name for names in gather(list(self.specs))[: dist.get_rank()] for name in names}
         self.owned = [name for name in self.specs if name not in on_lower_ranks]
         self._sizes = {_storage_id(weight.tensor): weight.tensor.untyped_storage().nbytes() for weight in self.weights}
@@ -140,16 +140,16 @@ class ConvertedModel:
 
     def tensors_of(self, weights: Sequence[MappedWeight]) -> list[Any]:
         """Return the ShardedTensors that are ``weights``, or parts of them."""
-        wanted = {_storage_id(weight.tensor) for weight in weights}
-        return [tensor for tensor in self.tensors if _storage_id(tensor.data) in wanted]
+        storages = {_storage_id(weight.tensor) for weight in weights}
+        return [tensor for tensor in self.tensors if _storage_id(tensor.data) in storages]
 
-    def batches(self, wanted: Iterable[str]) -> Iterator[list[MappedWeight]]:
-        """Yield the weights with a name in ``wanted``, about ``BATCH_BYTES`` at a time."""
-        names = set(wanted)
+    def batches(self, requested: Iterable[str]) -> Iterator[list[MappedWeight]]:
+        """Yield the weights with a name in ``requested``, about ``BATCH_BYTES`` at a time."""
+        names = set(requested)
         batch: list[MappedWeight] = []
-        for weight in (one for one in self.weights if names.intersection(one.names)):
+        for weight in (mapped for mapped in self.weights if names.intersection(mapped.names)):
             batch.append(weight)
-            if sum(self._sizes[_storage_id(one.tensor)] for one in batch) >= BATCH_BYTES:
+            if sum(self._sizes[_storage_id(mapped.tensor)] for mapped in batch) >= BATCH_BYTES:
                 yield batch
                 batch = []
         if batch:
@@ -162,8 +162,8 @@ def _leave_alone(parameter: torch.Tensor) -> None:
 
 def _storage_id(tensor: torch.Tensor) -> int:
     """Return an id of the storage of ``tensor``, valid even while its memory is freed."""
-    found: int = tensor.untyped_storage()._cdata
-    return found
+    pointer: int = tensor.untyped_storage()._cdata
+    return pointer
 
 
 def _specs(weight: MappedWeight) -> Iterator[tuple[str, WeightSpec]]:
@@ -204,10 +204,10 @@ class TorchDistWeights:
             name = str(dtype).removeprefix("torch.")
             sizes[name] = sizes.get(name, 0) + torch.Size(shape).numel()
         self._model = ConvertedModel(spec, config, dtype=main_dtype(sizes), layout=layout)
-        on_first_of = [one for of_rank in gather(_described(self._model.tensors)) for one in of_rank.items()]
+        on_first_of = [stored for of_rank in gather(_described(self._model.tensors)) for stored in of_rank.items()]
         on_first(lambda: _require_fit(folder, self._stored, dict(on_first_of)))
         held = {name: self._model.specs[name] for name in self._model.owned}
-        self.specs = {n: WeightSpec(n, self._casts.get(n, one.dtype), one.shape) for n, one in held.items()}
+        self.specs = {n: WeightSpec(n, self._casts.get(n, stored.dtype), stored.shape) for n, stored in held.items()}
 
     def parts(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield all weights of ``specs``, some at a time; each part is valid until the next."""
@@ -217,16 +217,19 @@ class TorchDistWeights:
 
     def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return copies of the weights ``names``."""
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for batch in self._model.batches(names):
             with self._model.held(batch):
-                found |= {name: one.clone() for name, one in self._read(batch).items() if name in names}
-        return found
+                tensors |= {name: tensor.clone() for name, tensor in self._read(batch).items() if name in names}
+        return tensors
 
     def _read(self, batch: Sequence[MappedWeight]) -> dict[str, torch.Tensor]:
         self._stored.read(self._model.tensors_of(batch))
-        exported = {name: one for weight in batch for name, one in weight.export().items()}
-        return {n: one.to(getattr(torch, self._casts[n])) if n in self._casts else one for n, one in exported.items()}
+        exported = {name: tensor for weight in batch for name, tensor in weight.export().items()}
+        return {
+            n: tensor.to(getattr(torch, self._casts[n])) if n in self._casts else tensor
+            for n, tensor in exported.items()
+        }
 
 
 Described = dict[str, tuple[tuple[int, ...], str, bool]]
@@ -235,19 +238,29 @@ Described = dict[str, tuple[tuple[int, ...], str, bool]]
 
 def _described(tensors: Sequence[Any]) -> Described:
     return {
-        one.key: (tuple(one.global_shape), str(one.dtype).removeprefix("torch."), bool(one.allow_shape_mismatch))
-        for one in tensors
+        tensor.key: (
+            tuple(tensor.global_shape),
+            str(tensor.dtype).removeprefix("torch."),
+            bool(tensor.allow_shape_mismatch),
+        )
+        for tensor in tensors
     }
 
 
 def _require_fit(folder: Path, stored: StoredTensors, expected: Described) -> None:
-    found: Shapes = {key: (shape, str(dtype).removeprefix("torch.")) for key, (shape, dtype) in stored.held.items()}
-    wanted = {key: (shape, dtype) for key, (shape, dtype, _) in expected.items()}
+    stored_shapes: Shapes = {
+        key: (shape, str(dtype).removeprefix("torch.")) for key, (shape, dtype) in stored.held.items()
+    }
+    required = {key: (shape, dtype) for key, (shape, dtype, _) in expected.items()}
     for key, (shape, dtype, padded) in expected.items():
-        rows = found[key][0][0] if padded and key in found and len(found[key][0]) == len(shape) else shape[0]
+        rows = (
+            stored_shapes[key][0][0]
+            if padded and key in stored_shapes and len(stored_shapes[key][0]) == len(shape)
+            else shape[0]
+        )
         if rows != shape[0] and shape[0] < rows < shape[0] + MOST_PADDING:
-            wanted[key] = ((rows, *shape[1:]), dtype)
-    if differences := compare(found, wanted):
+            required[key] = ((rows, *shape[1:]), dtype)
+    if differences := compare(stored_shapes, required):
         raise CheckpointError(
             f"{folder} does not fit the model of its config.json: {differences}. Give the folder that it was made from "
             "(--origin-hf-dir), or the number of rows without padding (--vocab-size)."

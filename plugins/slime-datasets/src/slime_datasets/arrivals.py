@@ -55,9 +55,9 @@ class Arrivals:
             DataError: a line is not a finished sample; with ``skips_bad`` its group is left out and counted.
         """
         new = [file for file in ([] if self._path is None else _files(self._path)) if file.name not in self._read]
-        found = [group for file in new for group in self._of_file(file)]
+        groups = [group for file in new for group in self._of_file(file)]
         self._read |= dict.fromkeys(file.name for file in new)
-        return found
+        return groups
 
     def state(self) -> dict[str, Any]:
         """Return the names of the files read so far and the number of their groups."""

@@ -69,8 +69,8 @@ class BufferedPrompts:
         """Return the next ``n`` groups."""
         self._buffer += self._arrivals.take()
         chosen = self.buffer_filter(list(self._buffer), n)
-        taken = set(map(id, chosen))
-        self._buffer = [group for group in self._buffer if id(group) not in taken]
+        returned = set(map(id, chosen))
+        self._buffer = [group for group in self._buffer if id(group) not in returned]
         return [*chosen, *self._prompts.next_groups(n - len(chosen))]
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:

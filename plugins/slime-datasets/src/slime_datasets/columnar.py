@@ -123,12 +123,12 @@ class ParquetTable(_Counted):
         return self._file.schema_arrow
 
     def _row(self, part: int, row: int) -> dict[str, Any]:
-        whole = self._starts[part] + row
-        with _decoding(f"{self.path}, row {whole + 1}", "Parquet"):
-            found = next((first for first, rows in self._held.items() if first <= whole < first + len(rows)), None)
-            if found is None:
-                found = self._decode_to(part, whole)
-            return self._held[found][whole - found]
+        number = self._starts[part] + row
+        with _decoding(f"{self.path}, row {number + 1}", "Parquet"):
+            start = next((first for first, rows in self._held.items() if first <= number < first + len(rows)), None)
+            if start is None:
+                start = self._decode_to(part, number)
+            return self._held[start][number - start]
 
     def _decode_to(self, part: int, row: int) -> int:
         """Decode forward to ``row``, which is not cached; return the first row of its batch."""
@@ -204,8 +204,8 @@ class ArrowTable(_Counted):
 
     def _row(self, part: int, row: int) -> dict[str, Any]:
         with _decoding(f"{self.path}, row {self._starts[part] + row + 1}", "a saved data set"):
-            found: dict[str, Any] = self._batches[part].slice(row, 1).to_pylist()[0]
-        return found
+            values: dict[str, Any] = self._batches[part].slice(row, 1).to_pylist()[0]
+        return values
 
 
 class _Copied(ArrowTable):

@@ -36,17 +36,17 @@ class FromMessages:
         """
         if context.evaluation:
             return await self._sampled_turn(context, samples, sampling)
-        found = _conversations(context, samples[0])
-        self._warn(context, samples[0], found)
+        conversations = _conversations(context, samples[0])
+        self._warn(context, samples[0], conversations)
         return [
-            _filled(sibling, one, context, sampling.max_new_tokens)
+            _filled(sibling, conversation, context, sampling.max_new_tokens)
             for sample in samples
-            for sibling, one in zip(_siblings(sample, len(found)), found, strict=True)
+            for sibling, conversation in zip(_siblings(sample, len(conversations)), conversations, strict=True)
         ]
 
-    def _warn(self, context: GenerateContext, sample: Sample, found: list[Conversation]) -> None:
+    def _warn(self, context: GenerateContext, sample: Sample, conversations: list[Conversation]) -> None:
         """Warn of thoughts that are not trained, and of turns that nothing ends; each once in a run."""
-        for turn in [turn for one in found for turn in one.turns]:
+        for turn in [turn for conversation in conversations for turn in conversation.turns]:
             where = f"{_who(sample)}: message {turn.place}"
             if turn.lacks_thoughts:
                 self._warn_once(
@@ -72,13 +72,13 @@ class FromMessages:
     async def _sampled_turn(
         self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams
     ) -> list[Sample]:
-        whole = samples[0].prompt
-        if isinstance(whole, list) and len(whole) > 1 and whole[-1]["role"] == ASSISTANT:
-            samples[0].prompt = whole[:-1]
+        messages = samples[0].prompt
+        if isinstance(messages, list) and len(messages) > 1 and messages[-1]["role"] == ASSISTANT:
+            samples[0].prompt = messages[:-1]
         try:
             return await generate_group(context, samples, sampling)
         finally:
-            samples[0].prompt = whole
+            samples[0].prompt = messages
 
 
 def _who(sample: Sample) -> str:
@@ -106,12 +106,12 @@ def _siblings(sample: Sample, number: int) -> list[Sample]:
     return [sample, *(replace(sample, metadata=deepcopy(sample.metadata)) for _ in range(number - 1))]
 
 
-def _filled(sample: Sample, found: Conversation, context: GenerateContext, longest: int) -> Sample:
-    start = found.prompt_length
-    stop = min(len(found.token_ids), start + longest)
-    trajectory = context.start(sample, prompt_ids=found.token_ids[:start])
-    trajectory.append_ids(found.token_ids[start:stop], found.mask[start:stop])
+def _filled(sample: Sample, conversation: Conversation, context: GenerateContext, longest: int) -> Sample:
+    start = conversation.prompt_length
+    stop = min(len(conversation.token_ids), start + longest)
+    trajectory = context.start(sample, prompt_ids=conversation.token_ids[:start])
+    trajectory.append_ids(conversation.token_ids[start:stop], conversation.mask[start:stop])
     trajectory.finish()
-    sample.status = Status.TRUNCATED if stop < len(found.token_ids) else Status.COMPLETED
-    sample.loss_mask = Mask(found.mask[start:stop])
+    sample.status = Status.TRUNCATED if stop < len(conversation.token_ids) else Status.COMPLETED
+    sample.loss_mask = Mask(conversation.mask[start:stop])
     return sample

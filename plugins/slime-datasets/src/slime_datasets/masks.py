@@ -109,8 +109,8 @@ def conversations(encoder: PromptEncoder, messages: Sequence[Message], *, tools:
     """
     places = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT]
     if not places or places[0] == 0:
-        found = "starts with a message of the assistant" if places else "has no message of the assistant"
-        raise DataError(f"the conversation {found}; accepted: a user message, then at least one of the assistant")
+        problem = "starts with a message of the assistant" if places else "has no message of the assistant"
+        raise DataError(f"the conversation {problem}; accepted: a user message, then at least one of the assistant")
     places = [place for place in places if messages[place].get(TRAINS, 1) != 0]
     if not places:
         raise DataError(f"{TRAINS} is 0 in every message of the assistant; accepted: at least one that is trained")
@@ -156,8 +156,8 @@ class _Content:
         if end:
             return cls(before.partition(THINK)[2] or before, answer, text, calls, in_text=True)
         thoughts = next((message[key] for key in REASONING if isinstance(message.get(key), str)), None)
-        whole = text if thoughts is None else f"{THINK}\n{thoughts.strip()}\n{END_THINK}\n\n{text}"
-        return cls(thoughts, text, whole, calls, in_text=False)
+        content = text if thoughts is None else f"{THINK}\n{thoughts.strip()}\n{END_THINK}\n\n{text}"
+        return cls(thoughts, text, content, calls, in_text=False)
 
     def is_lost_in(self, text: str) -> bool:
         """Whether the message holds thoughts and ``text`` does not."""
@@ -226,8 +226,8 @@ class _Rendering:
         _, tail = self._around()
         if opened is not None:
             return prompt, header, self._content.after(opened) + tail
-        said = self._content.answer.lstrip("\n") if CLOSED.search(header) else self._content.whole
-        return prompt, header, said + tail
+        answer = self._content.answer.lstrip("\n") if CLOSED.search(header) else self._content.whole
+        return prompt, header, answer + tail
 
     def _spoils_thoughts(self, text: str, opened: re.Match[str] | None) -> bool:
         """Whether the template leaves out thoughts that it knows of, or writes empty ones before them."""
@@ -241,9 +241,9 @@ class _Rendering:
         answer = self._content.answer.strip()
         first = text.rfind(answer) + len(answer) if answer and answer in text else 0
         stops = self._stops()
-        found = [(text.index(stop, first), stop) for stop in stops if stop in text[first:]]
-        if found:
-            start, stop = min(found)
+        ends = [(text.index(stop, first), stop) for stop in stops if stop in text[first:]]
+        if ends:
+            start, stop = min(ends)
             return text[:start], stop, True
         following = self._following()
         for stop in stops:
@@ -258,8 +258,8 @@ class _Rendering:
         """The tokens at which engines stop; an id that is ordinary text, of a config that is not the tokenizer's, is
         none."""
         encoder, added = self._encoder, self._encoder.tokenizer.added_tokens_decoder
-        ids = [one for one in encoder.end_ids if one in added or one == encoder.end_of_sequence]
-        return [stop for stop in (encoder.decode_all([one]) for one in ids) if stop]
+        ids = [token for token in encoder.end_ids if token in added or token == encoder.end_of_sequence]
+        return [stop for stop in (encoder.decode_all([token]) for token in ids) if stop]
 
     def _following(self) -> str:
         """What the template writes right after the turn as soon as another message follows."""
@@ -316,26 +316,26 @@ class _Rendering:
         """Raise DataError if another message's text stands beside this one's; what the template writes is no text."""
         if self._content.calls:  # arguments of a call may quote any message
             return
-        rest = text
-        for own in (self._content.whole, self._content.answer, self._content.thoughts or "", THINK, END_THINK):
-            if own.strip() and own.strip() in rest:
-                rest = "".join(rest.rpartition(own.strip())[::2])
-                if own is self._content.whole:
+        remaining = text
+        for part in (self._content.whole, self._content.answer, self._content.thoughts or "", THINK, END_THINK):
+            if part.strip() and part.strip() in remaining:
+                remaining = "".join(remaining.rpartition(part.strip())[::2])
+                if part is self._content.whole:
                     break
         template = str(self._encoder.tokenizer.chat_template)
         for place, message in enumerate(self._messages):
             other = _text(message).strip()
-            if place != self._place and other and other in rest and other not in template:
+            if place != self._place and other and other in remaining and other not in template:
                 raise DataError(
                     f"the chat template makes {_shown(text)} of it, which holds message {place} too. Correct the "
                     "template"
                 )
 
 
-def _common(one: str, other: str) -> int:
+def _common(text: str, other: str) -> int:
     """Number of letters with which both start."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def _shown(text: str) -> str:
@@ -347,30 +347,30 @@ def _shown(text: str) -> str:
 
 def _tokenized(encoder: PromptEncoder, turns: list[Turn]) -> Conversation:
     """Tokenize prompts and turns one by one, as engines do: they read a prompt and sample its continuation."""
-    whole = turns[-1].prompt + turns[-1].trained
+    text = turns[-1].prompt + turns[-1].trained
     borders = [0]
     for turn in turns:
         borders += [len(turn.prompt), len(turn.prompt) + len(turn.trained)]
-    pieces = [encoder.encode_text(whole[start:stop]) for start, stop in pairwise(borders)]
-    ids = [one for piece in pieces for one in piece]
+    pieces = [encoder.encode_text(text[start:stop]) for start, stop in pairwise(borders)]
+    ids = [token for piece in pieces for token in piece]
     mask = [number % 2 for number, piece in enumerate(pieces) for _ in piece]
-    if encoder.decode_all(ids) != encoder.decode_all(encoder.encode_text(whole)):
+    if encoder.decode_all(ids) != encoder.decode_all(encoder.encode_text(text)):
         # A tokenizer may add a space in front of every text, or drop one after a token of its own.
-        ids, mask = _by_letters(encoder, whole, turns)
+        ids, mask = _by_letters(encoder, text, turns)
     if 1 not in mask:
         raise DataError("the messages of the assistant have no tokens; accepted: a message with a text")
     return Conversation(ids, mask, turns)
 
 
-def _by_letters(encoder: PromptEncoder, whole: str, turns: list[Turn]) -> tuple[list[int], list[int]]:
-    """Tokenize ``whole`` at once, and train the tokens that cover letters of a turn."""
-    ids, covered = encoder.spans(whole)
+def _by_letters(encoder: PromptEncoder, text: str, turns: list[Turn]) -> tuple[list[int], list[int]]:
+    """Tokenize ``text`` at once, and train the tokens that cover letters of a turn."""
+    ids, covered = encoder.spans(text)
     mask = [0] * len(ids)
     for turn in turns:
         start, stop = len(turn.prompt), len(turn.prompt) + len(turn.trained)
         inside = [number for number, (first, last) in enumerate(covered) if start <= first < last <= stop]
-        found = encoder.decode_all([ids[number] for number in inside])
-        if found.strip() != turn.trained.strip():
+        letters = encoder.decode_all([ids[number] for number in inside])
+        if letters.strip() != turn.trained.strip():
             raise DataError(
                 f"message {turn.place}: the tokenizer joins letters of the turn {_shown(turn.trained)} with letters "
                 "outside. Remove spaces and line ends from the start of the message"

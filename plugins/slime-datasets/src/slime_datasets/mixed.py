@@ -49,8 +49,8 @@ class Mixed:
 
     def state(self, numbers: Sequence[int]) -> dict[str, Any]:
         """See :class:`Stream`."""
-        found = [self._find(number) for number in numbers]
-        of_each = [[inner for stream, inner in found if stream == number] for number in range(len(self._streams))]
+        positions = [self._find(number) for number in numbers]
+        of_each = [[inner for stream, inner in positions if stream == number] for number in range(len(self._streams))]
         return {"streams": [stream.state(inner) for stream, inner in zip(self._streams, of_each, strict=True)]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -96,9 +96,9 @@ def spread(counts: Sequence[int]) -> list[int]:
 
     Example: ``spread([2, 1])`` is ``[0, 1, 0]``.
     """
-    total, taken, slots = sum(counts), [0] * len(counts), []
+    total, used, slots = sum(counts), [0] * len(counts), []
     for slot in range(1, total + 1):
-        late = max(range(len(counts)), key=lambda stream: counts[stream] * slot - taken[stream] * total)
-        taken[late] += 1
+        late = max(range(len(counts)), key=lambda stream: counts[stream] * slot - used[stream] * total)
+        used[late] += 1
         slots.append(late)
     return slots

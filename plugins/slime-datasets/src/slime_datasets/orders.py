@@ -33,16 +33,16 @@ class Feistel:
 
     def __call__(self, place: int) -> int:
         """Return the number at ``place``, which is below ``size``."""
-        found = self._permuted(place)
-        while found >= self._size:
-            found = self._permuted(found)
-        return found
+        number = self._permuted(place)
+        while number >= self._size:
+            number = self._permuted(number)
+        return number
 
     def _permuted(self, number: int) -> int:
-        left, right = number >> self._bits, number & ((1 << self._bits) - 1)
+        high, low = number >> self._bits, number & ((1 << self._bits) - 1)
         for turn in range(ROUNDS):
-            left, right = right, left ^ self._mixed(turn, right)
-        return left << self._bits | right
+            high, low = low, high ^ self._mixed(turn, low)
+        return high << self._bits | low
 
     def _mixed(self, turn: int, half: int) -> int:
         digest = hashlib.blake2b(b"%d:%d" % (turn, half), key=self._key[:64], digest_size=8).digest()

@@ -33,13 +33,13 @@ def _is_given(sample: Sample) -> bool:
 
 
 def _take(sample: Sample, vocab_size: int) -> None:
-    given: dict[str, Any] = dict(sample.train_metadata or {})
+    train_metadata: dict[str, Any] = dict(sample.train_metadata or {})
     largest = max(sample.tokens)
     if largest >= vocab_size:
         raise DataError(
             f"a trajectory of the buffer, sample {sample.index}: token {largest}, and the model's vocabulary has 0 to "
             f"{vocab_size - 1}; it is of another tokenizer"
         )
-    status, sample.reward = given.pop(GIVEN)
+    status, sample.reward = train_metadata.pop(GIVEN)
     sample.status = Status(status)
-    sample.train_metadata = given or None
+    sample.train_metadata = train_metadata or None

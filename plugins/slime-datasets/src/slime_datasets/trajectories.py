@@ -75,14 +75,14 @@ def read_trajectories(lines: Sequence[Row], fit: Fit) -> PromptGroup:
 
 def _sample(raw: Row, fit: Fit) -> Sample:
     values: dict[str, Any] = content_of(raw)
-    for wrong in _of_no_kind(values):
-        raise DataError(f"{raw.place}: {wrong}")
+    for mistake in _of_no_kind(values):
+        raise DataError(f"{raw.place}: {mistake}")
     try:
         sample = Sample.from_dict(values)
     except (TypeError, ValueError, OverflowError) as problem:
         raise DataError(f"{raw.place}: not a sample: {problem}") from None
-    for wrong in _mistakes(sample, fit):
-        raise DataError(f"{raw.place}: {wrong}")
+    for mistake in _mistakes(sample, fit):
+        raise DataError(f"{raw.place}: {mistake}")
     # The response exists, so its generate function no longer matters; its reward model does if it has no reward.
     metadata = {key: value for key, value in sample.metadata.items() if key != GENERATE_FUNCTION}
     # For the same reason the sampling parameters of its row no longer matter.
@@ -90,13 +90,13 @@ def _sample(raw: Row, fit: Fit) -> Sample:
         fit.filter.check(
             {key: value for key, value in metadata.items() if key != SAMPLING_PARAMS}, sample.label, raw.place
         )
-    given = {**(sample.train_metadata or {}), GIVEN: [sample.status.value, sample.reward]}
+    train_metadata = {**(sample.train_metadata or {}), GIVEN: [sample.status.value, sample.reward]}
     return replace(
         sample,
         rollout_log_probs=sample.rollout_log_probs or LogProbs(),
         metadata=metadata,
         generate_function_path=None,
-        train_metadata=given,
+        train_metadata=train_metadata,
         # Pending until from_buffer restores the status: when a group is reset, pending samples keep given responses.
         status=Status.PENDING,
     )
@@ -153,10 +153,10 @@ def _is_array(value: Any) -> bool:
     import numpy as np
 
     try:
-        found: Any = (Sample.from_dict({"multimodal_train_inputs": {"": value}}).multimodal_train_inputs or {})[""]
-        if found is None or (hasattr(found, "ndim") and not isinstance(found, np.ndarray)):  # a tensor, read from bytes
-            return found is None or found.ndim > 0
-        values = np.asarray(found)
+        array: Any = (Sample.from_dict({"multimodal_train_inputs": {"": value}}).multimodal_train_inputs or {})[""]
+        if array is None or (hasattr(array, "ndim") and not isinstance(array, np.ndarray)):  # a tensor, read from bytes
+            return array is None or array.ndim > 0
+        values = np.asarray(array)
     except (ValueError, TypeError, OverflowError):
         return False
     return values.dtype.kind in "biuf" and values.ndim > 0
@@ -166,10 +166,10 @@ def _are_routes(value: Any) -> bool:
     import numpy as np
 
     try:
-        found = np.asarray(value)
+        routes = np.asarray(value)
     except ValueError:
         return False
-    return isinstance(value, list) and found.ndim == 3 and found.dtype.kind == "i" and found.min(initial=0) >= 0
+    return isinstance(value, list) and routes.ndim == 3 and routes.dtype.kind == "i" and routes.min(initial=0) >= 0
 
 
 def _are_columns(value: Any) -> bool:
@@ -234,11 +234,11 @@ NEEDED = ("tokens", "response_length", "status", "rollout_log_probs")
 def _of_no_kind(values: Mapping[str, Any]) -> list[str]:
     unknown = [name for name in values if name not in Sample.__dataclass_fields__]
     missing = [name for name in NEEDED if name not in values]
-    wrong = [name for name, (accepts, _) in KINDS.items() if name in values and not accepts(values[name])]
+    names = [name for name, (accepts, _) in KINDS.items() if name in values and not accepts(values[name])]
     return [
         *(f"no such field {name:.40}{_nearest(name)}" for name in unknown),
         *(f"no field {name}; a trajectory has {', '.join(NEEDED)}" for name in missing),
-        *(f"{name} is {values[name]!r:.80}; accepted: {KINDS[name][1]}" for name in wrong),
+        *(f"{name} is {values[name]!r:.80}; accepted: {KINDS[name][1]}" for name in names),
     ]
 
 

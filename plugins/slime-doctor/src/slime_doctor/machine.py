@@ -84,10 +84,10 @@ def available_memory() -> int:
     available = int(psutil.virtual_memory().available)
     try:  # Linux, Documentation/admin-guide/cgroup-v2.rst; "max" is not a number
         group = Path("/sys/fs/cgroup")
-        left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        unused = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
     except (OSError, ValueError):
         return available
-    return min(available, left)
+    return min(available, unused)
 
 
 def memory(available: int, total: int) -> Finding:

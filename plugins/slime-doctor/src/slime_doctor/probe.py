@@ -21,7 +21,7 @@ def torch_facts() -> dict[str, object]:
     import torch
 
     usable = torch.cuda.is_available()
-    names = [torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())] if usable else []
+    names = [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())] if usable else []
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else ""
     return {
         "cuda": torch.version.cuda or "",

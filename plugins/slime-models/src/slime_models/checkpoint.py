@@ -24,9 +24,9 @@ def config_of_folder(folder: Path) -> Mapping[str, JsonValue]:
     try:
         if file.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{file} has more than 1 MiB. A Hugging Face folder's config.json has a few KiB.")
-        found = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as mistake:
         raise ConfigError(f"{file} cannot be read: {mistake}. Name a Hugging Face folder, which holds one.") from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise ConfigError(f"{file} holds no JSON object. Name a Hugging Face folder.")
-    return found
+    return config

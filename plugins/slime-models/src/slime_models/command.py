@@ -93,7 +93,7 @@ def _sources() -> Iterator[str]:
     for preset in presets().values():
         counted, published = count(preset.shape), preset.published
         both = dict.fromkeys(counted.published(published.counts))
-        found = "; active ".join(map(_billions, both))
+        counts = "; active ".join(map(_billions, both))
         stated = f"{published.total:.{published.digits}f}B"
         if published.active is not None:
             stated += f"; active {published.active:.{published.digits}f}B"
@@ -103,7 +103,7 @@ def _sources() -> Iterator[str]:
             preset.name,
             f"{counted.total:,}",
             f"{counted.active:,}",
-            found + COUNTS[published.counts],
+            counts + COUNTS[published.counts],
             stated,
             files,
         )
@@ -169,8 +169,8 @@ def _plan(preset: Preset, gpus: int, memory_gib: float, tokens: int) -> Iterator
             f"--gpus {gpus} --gpu-memory-gib {memory_gib:g} --tokens {tokens}; accepted: 1 to 8 GPUs or a multiple of "
             "8, memory in GiB above 0, at least 1 token."
         )
-    found = layouts(size_of(preset.shape), gpus, memory_gib, Training(tokens=tokens))
-    if not found:
+    usages = layouts(size_of(preset.shape), gpus, memory_gib, Training(tokens=tokens))
+    if not usages:
         raise ConfigError(
             f"No layout of {preset.name} fits on {gpus} GPUs of {memory_gib:g} GiB with {tokens} tokens per "
             "micro-batch. Take more GPUs, or fewer --tokens."
@@ -181,10 +181,10 @@ def _plan(preset: Preset, gpus: int, memory_gib: float, tokens: int) -> Iterator
     )
     yield ""
     yield f"{HEAD} | weights  gradients  optimizer  activations  logits   total  GiB a GPU"
-    yield from (_row(one) for one in found[:5])
+    yield from (_row(usage) for usage in usages[:5])
     yield ""
     yield "The best:"
-    yield found[0].cut.flags
+    yield usages[0].cut.flags
 
 
 def size_of(shape: Shape) -> ModelSize:
@@ -200,13 +200,13 @@ def size_of(shape: Shape) -> ModelSize:
     )
 
 
-def _row(one: Usage) -> str:
-    layout = one.cut.layout
+def _row(usage: Usage) -> str:
+    layout = usage.cut.layout
     expert = f"{layout.expert} ({layout.expert_tensor})"
-    sizes = f"{layout.tensor:>6}  {layout.pipeline:>8}  {expert:>15}  {one.cut.data:>4}  {one.cut.recompute:>9} |"
+    sizes = f"{layout.tensor:>6}  {layout.pipeline:>8}  {expert:>15}  {usage.cut.data:>4}  {usage.cut.recompute:>9} |"
     widths = (8, 11, 11, 13, 8, 8)
     return sizes + "".join(
-        f"{size / GIB:>{width}.1f}" for size, width in zip((*one.parts.values(), one.total), widths, strict=True)
+        f"{size / GIB:>{width}.1f}" for size, width in zip((*usage.parts.values(), usage.total), widths, strict=True)
     )
 
 
@@ -215,13 +215,13 @@ def _row(one: Usage) -> str:
 
 def _match(options: argparse.Namespace) -> Iterator[str]:
     config = config_of_folder(options.folder)
-    found = recognise(config)
-    yield f"family: {' or '.join(family.title for family in found.families)}"
-    yield f"presets: {', '.join(preset.name for preset in found.presets) or 'none'}"
-    if found.nearest is not None:
-        yield f"nearest: {found.nearest.name}, which differs in:"
-        yield from (f"  {one}" for one in disagreements(found.nearest, config))
-    yield from _size(found.shape)
+    match = recognise(config)
+    yield f"family: {' or '.join(family.title for family in match.families)}"
+    yield f"presets: {', '.join(preset.name for preset in match.presets) or 'none'}"
+    if match.nearest is not None:
+        yield f"nearest: {match.nearest.name}, which differs in:"
+        yield from (f"  {difference}" for difference in disagreements(match.nearest, config))
+    yield from _size(match.shape)
 
 
 def _size(shape: Shape) -> Iterator[str]:

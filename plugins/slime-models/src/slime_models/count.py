@@ -79,7 +79,7 @@ def count(shape: Shape) -> Parameters:
         expert, number = 3 * hidden * shape.experts.moe_intermediate_size, layers - shape.dense_layers
         routed = shape.experts.n_routed_experts
         shared = expert * shape.experts.n_shared_experts + hidden * routed  # and the router
-    taken = shape.experts.num_experts_per_tok if shape.experts else 0
+    active_experts = shape.experts.num_experts_per_tok if shape.experts else 0
     layer = _attention(shape) + norms
     outside = layer + shared + 2 * hidden * hidden + 3 * hidden  # a prediction layer adds a projection and three norms
     sigmoid = shape.experts is not None and shape.experts.scoring_func == "sigmoid"
@@ -89,10 +89,10 @@ def count(shape: Shape) -> Parameters:
         output=0 if shape.tie_word_embeddings else shape.vocab_size * hidden,
         dense=layers * layer + mlps + number * shared + hidden,
         experts=number * routed * expert,
-        active_experts=number * taken * expert,
+        active_experts=number * active_experts * expert,
         biases=number * routed if sigmoid else 0,
         next_token=further * (outside + routed * expert),
-        active_next_token=further * (outside + taken * expert),
+        active_next_token=further * (outside + active_experts * expert),
         stored_next_token=further * (outside + routed * expert + 2 * shape.vocab_size * hidden + sigmoid * routed),
     )
 

@@ -68,11 +68,11 @@ def recognise(config: Mapping[str, JsonValue]) -> Match:
 def _families(config: Mapping[str, JsonValue]) -> Iterator[Family]:
     named, kind = config.get("architectures"), config.get("model_type")
     architecture = named[0] if isinstance(named, list) and named else None
-    found = [family for family in ALL if (family.architecture, family.model_type) == (architecture, kind)]
-    if found:
-        return iter(found)
-    known = sorted({family.architecture for family in ALL})
-    near = difflib.get_close_matches(str(architecture), known, n=1, cutoff=0.0)[0]
+    families = [family for family in ALL if (family.architecture, family.model_type) == (architecture, kind)]
+    if families:
+        return iter(families)
+    architectures = sorted({family.architecture for family in ALL})
+    near = difflib.get_close_matches(str(architecture), architectures, n=1, cutoff=0.0)[0]
     closest = next(family for family in ALL if family.architecture == near)
     raise ConfigError(
         f"config.json names architecture {architecture!r} with model_type {kind!r}, which no family of slime-models "
@@ -81,8 +81,8 @@ def _families(config: Mapping[str, JsonValue]) -> Iterator[Family]:
     )
 
 
-def _real_differences(ours: Shape, theirs: Shape) -> Iterator[tuple[str, object, object]]:
-    return (one for one in differences(ours, theirs) if one[0] not in PLACE_IN_TEXT)
+def _real_differences(preset: Shape, given_shape: Shape) -> Iterator[tuple[str, object, object]]:
+    return (difference for difference in differences(preset, given_shape) if difference[0] not in PLACE_IN_TEXT)
 
 
 def disagreements(preset: Preset, config: Mapping[str, JsonValue]) -> Iterator[str]:
@@ -91,8 +91,8 @@ def disagreements(preset: Preset, config: Mapping[str, JsonValue]) -> Iterator[s
     Raises:
         ShapeError: a field of ``config`` has an invalid value.
     """
-    for field, ours, theirs in _real_differences(preset.shape, read(config)):
-        yield f"{field} = {_text(ours)}, but config.json says {_text(theirs)}"
+    for field, expected, actual in _real_differences(preset.shape, read(config)):
+        yield f"{field} = {_text(expected)}, but config.json says {_text(actual)}"
 
 
 def _text(value: object) -> str:

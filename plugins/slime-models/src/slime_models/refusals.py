@@ -102,13 +102,13 @@ def qwen3_moe(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _others(config: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[str]:
     for name, value in built.items():
-        if (found := config.get(name)) is not None and found != value:
-            yield f"asks for {name} = {found}; only {value} is built"
+        if (setting := config.get(name)) is not None and setting != value:
+            yield f"asks for {name} = {setting}; only {value} is built"
 
 
 def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return found if isinstance(found, Mapping) else {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return rope if isinstance(rope, Mapping) else {}
 
 
 def _biases(config: Mapping[str, Any], **places: str) -> Iterator[str]:

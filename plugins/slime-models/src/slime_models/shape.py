@@ -115,16 +115,16 @@ class Shape:
         return self.experts.first_k_dense_replace if self.experts else self.num_hidden_layers
 
 
-def differences(ours: Shape, theirs: Shape) -> Iterator[tuple[str, object, object]]:
+def differences(first: Shape, second: Shape) -> Iterator[tuple[str, object, object]]:
     """Yield (field, value of ours, value of theirs) for every field that differs; nested records field by field."""
-    yield from _different(ours, theirs)
+    yield from _different(first, second)
 
 
-def _different(ours: object, theirs: object) -> Iterator[tuple[str, object, object]]:
-    if not is_dataclass(ours):
+def _different(first: object, second: object) -> Iterator[tuple[str, object, object]]:
+    if not is_dataclass(first):
         return
-    for field in fields(ours):
-        a, b = getattr(ours, field.name), getattr(theirs, field.name)
+    for field in fields(first):
+        a, b = getattr(first, field.name), getattr(second, field.name)
         if type(a) is type(b) and is_dataclass(a):
             yield from _different(a, b)
         elif a != b:
@@ -177,25 +177,25 @@ def read(config: Mapping[str, JsonValue]) -> Shape:
 
 
 def _architecture(config: Mapping[str, JsonValue]) -> str:
-    found = config.get("architectures")
-    if not isinstance(found, list) or not found or not isinstance(found[0], str):
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ShapeError("names no architecture (architectures)")
-    return found[0]
+    return names[0]
 
 
 def _whole(config: Mapping[str, JsonValue], *names: str, default: int | None = None) -> int:
-    found = next((config[name] for name in names if config.get(name) is not None), default)
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < 2**31:
-        raise ShapeError(f"has {names[0]} = {found!r}; accepted: a whole number")
-    return found
+    number = next((config[name] for name in names if config.get(name) is not None), default)
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**31:
+        raise ShapeError(f"has {names[0]} = {number!r}; accepted: a whole number")
+    return number
 
 
 def _number(config: Mapping[str, JsonValue], name: str, default: float | None = None) -> float:
-    found = config.get(name)
-    found = default if found is None else found
-    if not isinstance(found, int | float) or isinstance(found, bool):
-        raise ShapeError(f"has {name} = {found!r}; accepted: a number")
-    return float(found)
+    number = config.get(name)
+    number = default if number is None else number
+    if not isinstance(number, int | float) or isinstance(number, bool):
+        raise ShapeError(f"has {name} = {number!r}; accepted: a number")
+    return float(number)
 
 
 def _positions(config: Mapping[str, JsonValue]) -> Positions:
@@ -248,8 +248,8 @@ def _experts(config: Mapping[str, JsonValue], kind: str) -> Experts | None:
 def config_of(shape: Shape) -> dict[str, JsonValue]:
     """Return the object of a ``config.json`` in the format of transformers 4, which 5 also reads; inverts ``read``."""
     held: dict[str, JsonValue] = {"architectures": [shape.architecture], "hidden_act": "silu"}
-    whole = ("architecture", "positions", "latent", "experts", "sandwich_norm", "use_qk_norm", "attention_bias")
-    held |= {field.name: getattr(shape, field.name) for field in fields(shape) if field.name not in whole}
+    special = ("architecture", "positions", "latent", "experts", "sandwich_norm", "use_qk_norm", "attention_bias")
+    held |= {field.name: getattr(shape, field.name) for field in fields(shape) if field.name not in special}
     if shape.model_type not in QKV_BIASES:
         held["attention_bias"] = shape.attention_bias
     if shape.model_type == "glm4_moe":

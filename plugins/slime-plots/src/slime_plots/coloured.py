@@ -33,21 +33,23 @@ def advantages(template: str, rollout: int) -> Mapping[int, Sequence[float]]:
         template: the run's ``--save-debug-train-data``, the path of the files with the advantages.
     """
     file = Path(template.replace("{rollout_id}", f"{rollout}").replace("{rank}", "*"))
-    found: dict[int, Sequence[float]] = {}
+    per_sample: dict[int, Sequence[float]] = {}
     for part in sorted(file.parent.glob(file.name)):
         columns = load_file(part)
         start = 0
         for index, length in zip(columns["indices_B"].tolist(), columns["response_lengths_B"].tolist(), strict=True):
             values = columns["trained/advantages_U"][start : start + length].tolist()
-            known = found.get(index, values)
+            earlier = per_sample.get(index, values)
             # Context-parallel ranks have parts of a response, NaN elsewhere.
-            found[index] = [mine if math.isnan(theirs) else theirs for mine, theirs in zip(values, known, strict=True)]
+            per_sample[index] = [
+                value if math.isnan(other) else other for value, other in zip(values, earlier, strict=True)
+            ]
             start += length
-    return found
+    return per_sample
 
 
 def coloured(
-    one: Tokens, tokenizer: Tokenizer | None, advantages: Sequence[float] | None = None, *, largest: float = 1.0
+    sample: Tokens, tokenizer: Tokenizer | None, advantages: Sequence[float] | None = None, *, largest: float = 1.0
 ) -> str:
     """Return the sample as HTML: title, prompt, response. Text of models and data is escaped.
 
@@ -55,11 +57,11 @@ def coloured(
         advantages: one for each response token; NaN: not trained. None: unknown.
         largest: absolute advantage with the strongest colour.
     """
-    prompt = escape("".join(shown(token, tokenizer) for token in one.prompt))
+    prompt = escape("".join(shown(token, tokenizer) for token in sample.prompt))
     tokens = []
-    for place, (token, trains, log_prob) in enumerate(one.response):
+    for place, (token, trains, log_prob) in enumerate(sample.response):
         advantage = None if advantages is None or math.isnan(advantages[place]) else advantages[place]
-        version = one.versions[place] if one.versions else None
+        version = sample.versions[place] if sample.versions else None
         colours = {
             "log-prob": None if log_prob is None else _hue(120 * math.exp(log_prob / 2)),
             "advantage": None if advantage is None else _signed(advantage / largest),
@@ -72,7 +74,7 @@ def coloured(
         tokens.append(
             f'<span class="{name}" style="{style}" title="{title}{note}">{escape(shown(token, tokenizer))}</span>'
         )
-    heading = f"<h4>{escape(one.title)}</h4>"
+    heading = f"<h4>{escape(sample.title)}</h4>"
     return f'{heading}<div class="tokens"><span class="prompt">{prompt}</span>{"".join(tokens)}</div>'
 
 

@@ -44,13 +44,13 @@ def read(folder: Path) -> Rows:
             f"{path} cannot be read: {error}.\n"
             f"Give the folder of a run, which has {METRICS_FILE}: slime plot outputs/RUN"
         ) from error
-    found: dict[str, dict[int, float]] = {}
+    by_metric: dict[str, dict[int, float]] = {}
     for number, line in enumerate(lines, start=1):
         if line.endswith("\n"):
             step, metrics = _row(path, number, line)
             for metric, value in metrics.items():
-                found.setdefault(metric, {})[step] = value
-    return found
+                by_metric.setdefault(metric, {})[step] = value
+    return by_metric
 
 
 def charts(runs: Mapping[str, Rows], patterns: Sequence[str] = ()) -> list[Chart]:
@@ -62,11 +62,11 @@ def charts(runs: Mapping[str, Rows], patterns: Sequence[str] = ()) -> list[Chart
     Raises:
         DataError: a pattern matches no metric, or there are more than ``MAX_CHARTS`` charts.
     """
-    known = list(dict.fromkeys(metric for rows in runs.values() for metric in rows))
-    unknown = [pattern for pattern in patterns if not any(fnmatchcase(metric, pattern) for metric in known)]
+    metrics = list(dict.fromkeys(metric for rows in runs.values() for metric in rows))
+    unknown = [pattern for pattern in patterns if not any(fnmatchcase(metric, pattern) for metric in metrics)]
     if unknown:
-        raise DataError(f"No run has a metric {unknown[0]!r}. They have: {', '.join(sorted(known)) or 'none'}.")
-    chosen = [metric for metric in known if _is_chosen(metric, patterns)]
+        raise DataError(f"No run has a metric {unknown[0]!r}. They have: {', '.join(sorted(metrics)) or 'none'}.")
+    chosen = [metric for metric in metrics if _is_chosen(metric, patterns)]
     if len(chosen) > MAX_CHARTS:
         raise DataError(
             f"{len(chosen)} metrics are selected; at most {MAX_CHARTS} are drawn at once. "

@@ -66,23 +66,31 @@ def step_shares(spans: Spans) -> go.Figure:
 
 def timeline(spans: Spans, *, steps: int) -> go.Figure:
     """Return the spans of the last ``steps`` steps, one row per process; x in seconds from the first of these spans."""
-    last = max((span.step for own in spans.values() for span in own if span.step is not None), default=0)
-    recent = [span.start for own in spans.values() for span in own if (span.step or 0) > last - steps]
-    first = (
-        min(recent, default=0.0) if last >= steps else min((own[0].start for own in spans.values() if own), default=0.0)
+    last = max(
+        (span.step for process_spans in spans.values() for span in process_spans if span.step is not None), default=0
     )
-    shown = [(process, span) for process, own in spans.items() for span in own if span.start >= first]
+    recent = [
+        span.start for process_spans in spans.values() for span in process_spans if (span.step or 0) > last - steps
+    ]
+    first = (
+        min(recent, default=0.0)
+        if last >= steps
+        else min((process_spans[0].start for process_spans in spans.values() if process_spans), default=0.0)
+    )
+    shown = [
+        (process, span) for process, process_spans in spans.items() for span in process_spans if span.start >= first
+    ]
     figure = go.Figure()
     for name in dict.fromkeys(span.name for _, span in shown):
-        own = [(process, span) for process, span in shown if span.name == name]
+        process_spans = [(process, span) for process, span in shown if span.name == name]
         bars = go.Bar(
-            base=[round(span.start - first, 6) for _, span in own],
-            x=[span.seconds for _, span in own],
-            y=[process for process, _ in own],
+            base=[round(span.start - first, 6) for _, span in process_spans],
+            x=[span.seconds for _, span in process_spans],
+            y=[process for process, _ in process_spans],
             name=name,
             orientation="h",
             width=0.6,
-            customdata=["" if span.step is None else f"step {span.step}" for _, span in own],
+            customdata=["" if span.step is None else f"step {span.step}" for _, span in process_spans],
             hovertemplate=f"{name} %{{customdata}}<br>%{{x:.3f}} s from %{{base:.3f}} s<extra>%{{y}}</extra>",
         )
         figure.add_trace(bars)

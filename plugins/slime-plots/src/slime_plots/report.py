@@ -163,8 +163,8 @@ def _curves(body: _Page, metrics: Mapping[str, Rows]) -> None:
     groups: dict[str, list[Chart]] = {}
     for metric in sorted({metric for rows in metrics.values() for metric in rows}):
         groups.setdefault(metric.partition("/")[0], []).append(points(metrics, metric))
-    for group, found in groups.items():
-        body.section(f"{group}/ ({len(found)} metrics)", curve_grid(found))
+    for group, group_charts in groups.items():
+        body.section(f"{group}/ ({len(group_charts)} metrics)", curve_grid(group_charts))
 
 
 def _timeline(body: _Page, folder: Path, of_run: str, steps: int) -> None:
@@ -185,9 +185,9 @@ def _distributions(body: _Page, folder: Path, of_run: str) -> None:
     values: dict[str, dict[int, list[float]]] = {key: {} for key in titles}
     for rollout, rows in sampled_rows(folder):
         for key, of_key in values.items():
-            found = [float(row[key]) for row in rows if isinstance(row.get(key), int | float)]
-            if found:
-                of_key[rollout] = found
+            numbers = [float(row[key]) for row in rows if isinstance(row.get(key), int | float)]
+            if numbers:
+                of_key[rollout] = numbers
     figures = [distribution(titles[key], of_key) for key, of_key in values.items() if of_key]
     if figures:
         body.section(f"Distributions by rollout{of_run}", *figures)
@@ -198,16 +198,17 @@ def _samples(body: _Page, folder: Path, of_run: str, rows: int, model: Path | No
         return
     file = last_samples(folder)
     try:
-        found = list(read_tokens(file))[:rows]
+        samples = list(read_tokens(file))[:rows]
     except DataError as problem:  # the run saved no tokens
         body.section(f"Samples{of_run}", f"<p>{escape(str(problem))}</p>")
         return
     template, rollout = dict(_settings(folder)).get(TRAIN_DATA), file.stem.removeprefix("train-")
-    known = advantages(template, int(rollout)) if template and rollout.isdigit() else {}
+    by_index = advantages(template, int(rollout)) if template and rollout.isdigit() else {}
     tokenizer = tokenizer_of(model, folder)
-    largest = max((abs(value) for one in known.values() for value in one if not math.isnan(value)), default=0.0) or 1.0
-    shown = "".join(coloured(one, tokenizer, known.get(one.index), largest=largest) for one in found)
-    choice = _choice(f"colour{of_run}", has_advantages=bool(known))
+    sizes = (abs(value) for values in by_index.values() for value in values if not math.isnan(value))
+    largest = max(sizes, default=0.0) or 1.0
+    shown = "".join(coloured(sample, tokenizer, by_index.get(sample.index), largest=largest) for sample in samples)
+    choice = _choice(f"colour{of_run}", has_advantages=bool(by_index))
     body.section(f"Samples of {file.name}{of_run}", f'<div class="samples"><p>Colour: {choice}</p>{shown}</div>')
 
 

@@ -49,22 +49,22 @@ def waits(spans: Spans) -> dict[str, dict[str, float]]:
     Counts from the process's first span to its last; the driver itself is left out. A process that waits during
     ``rollout`` waits for the engines; one that waits during ``train`` waits for the learner.
     """
-    found: dict[str, dict[str, float]] = {}
-    for process, own in spans.items():
-        if process == DRIVER or not own:
+    by_process: dict[str, dict[str, float]] = {}
+    for process, process_spans in spans.items():
+        if process == DRIVER or not process_spans:
             continue
-        idle = _gaps(_union(own))
+        idle = _gaps(_union(process_spans))
         names = dict.fromkeys(span.name for span in spans.get(DRIVER, ()))
         meanwhile = {name: _union(span for span in spans[DRIVER] if span.name == name) for name in names}
-        found[process] = {name: _overlap(idle, phases) for name, phases in meanwhile.items()}
-    return found
+        by_process[process] = {name: _overlap(idle, phases) for name, phases in meanwhile.items()}
+    return by_process
 
 
 def trace_events(spans: Spans) -> dict[str, object]:
     """Convert to Chrome's trace format, in microseconds from the first span; https://ui.perfetto.dev opens it."""
-    first = min((own[0].start for own in spans.values() if own), default=0.0)
+    first = min((process_spans[0].start for process_spans in spans.values() if process_spans), default=0.0)
     events: list[dict[str, object]] = []
-    for number, (process, own) in enumerate(spans.items(), start=1):
+    for number, (process, process_spans) in enumerate(spans.items(), start=1):
         place = {"pid": number, "tid": number}
         events.append({"ph": "M", "name": "process_name", **place, "args": {"name": process}})
         events.append({"ph": "M", "name": "process_sort_index", **place, "args": {"sort_index": number}})
@@ -78,7 +78,7 @@ def trace_events(spans: Spans) -> dict[str, object]:
                 **place,
                 "args": {} if span.step is None else {"step": span.step},
             }
-            for span in own
+            for span in process_spans
         ]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
@@ -105,13 +105,13 @@ Intervals = Sequence[tuple[float, float]]
 
 
 def _union(spans: Iterable[Span]) -> Intervals:
-    found: list[tuple[float, float]] = []
+    merged: list[tuple[float, float]] = []
     for span in sorted(spans, key=lambda span: span.start):
-        if found and span.start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], span.end))
+        if merged and span.start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], span.end))
         else:
-            found.append((span.start, span.end))
-    return found
+            merged.append((span.start, span.end))
+    return merged
 
 
 def _gaps(intervals: Intervals) -> Intervals:
@@ -120,12 +120,12 @@ def _gaps(intervals: Intervals) -> Intervals:
 
 def _overlap(these: Intervals, those: Intervals) -> float:
     """Return the seconds that are in both."""
-    total, one, other = 0.0, 0, 0
-    while one < len(these) and other < len(those):
-        start, end = max(these[one][0], those[other][0]), min(these[one][1], those[other][1])
+    total, first, other = 0.0, 0, 0
+    while first < len(these) and other < len(those):
+        start, end = max(these[first][0], those[other][0]), min(these[first][1], those[other][1])
         total += max(0.0, end - start)
-        if these[one][1] < those[other][1]:
-            one += 1
+        if these[first][1] < those[other][1]:
+            first += 1
         else:
             other += 1
     return total

@@ -76,9 +76,11 @@ def main(argv: Sequence[str]) -> int:
     console = Console(highlight=False)
     console.print(str(file), soft_wrap=True)
     console.print(_legend(), soft_wrap=True)
-    for one in list(read_tokens(file))[: options.rows]:
-        console.print(Text(one.title, style="bold"))
-        console.print(_table(one, tokenizer) if options.table or not console.color_system else _text(one, tokenizer))
+    for sample in list(read_tokens(file))[: options.rows]:
+        console.print(Text(sample.title, style="bold"))
+        console.print(
+            _table(sample, tokenizer) if options.table or not console.color_system else _text(sample, tokenizer)
+        )
     return 0
 
 
@@ -90,14 +92,14 @@ def read_tokens(file: Path) -> Iterator[Tokens]:
     """
     try:
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        found = [_tokens(row) for row in rows if "tokens" in row]
+        samples = [_tokens(row) for row in rows if "tokens" in row]
     except (OSError, ValueError, LookupError, TypeError) as problem:
         raise DataError(
             f"{file} is not a file of samples: {problem!r}. Give one of RUN/samples, or the folder of a run."
         ) from problem
-    if not found:
+    if not samples:
         raise DataError(f"{file}: none of its {len(rows)} samples holds tokens. Run with --num-token-samples 8.")
-    yield from found
+    yield from samples
 
 
 def _tokens(row: dict[str, Any]) -> Tokens:
@@ -113,10 +115,10 @@ def _versions(row: dict[str, Any]) -> tuple[str | None, ...]:
     """Return the version of each response token; a response of one version has no spans in the file."""
     named, length = row.get("weight_versions") or [], row["response_length"]
     spans = row.get("weight_spans") or ([(named[0], 0, length)] if len(named) == 1 else [])
-    found: list[str | None] = [None for _ in range(length)] if spans else []
+    versions: list[str | None] = [None for _ in range(length)] if spans else []
     for version, start, end in spans:
-        found[start:end] = [str(version)] * (end - start)
-    return tuple(found)
+        versions[start:end] = [str(version)] * (end - start)
+    return tuple(versions)
 
 
 def last_samples(run: Path) -> Path:
@@ -137,8 +139,8 @@ def tokenizer_of(model: Path | None, run: Path) -> Tokenizer | None:
     Raises:
         DataError: ``model`` has no tokenizer.json that can be read.
     """
-    known = [model] if model is not None else sorted(run.glob("checkpoints/step-*/hf"))
-    file = known[-1] / "tokenizer.json" if known else None
+    folders = [model] if model is not None else sorted(run.glob("checkpoints/step-*/hf"))
+    file = folders[-1] / "tokenizer.json" if folders else None
     if file is None or (model is None and not file.is_file()):
         return None
     with boundary(file, "reading it", error=DataError, next_step="Give a model's folder with --model."):
@@ -163,18 +165,18 @@ def _legend() -> Text:
     return Text("  ").join(Text(name, style=colour) for name, colour in parts)
 
 
-def _text(one: Tokens, tokenizer: Tokenizer | None) -> Text:
-    text = Text("".join(shown(token, tokenizer) for token in one.prompt), style=PROMPT)
-    for token, trains, log_prob in one.response:
+def _text(sample: Tokens, tokenizer: Tokenizer | None) -> Text:
+    text = Text("".join(shown(token, tokenizer) for token in sample.prompt), style=PROMPT)
+    for token, trains, log_prob in sample.response:
         text.append(shown(token, tokenizer), style=_style(trains, log_prob))
     return text
 
 
-def _table(one: Tokens, tokenizer: Tokenizer | None) -> Table:
+def _table(sample: Tokens, tokenizer: Tokenizer | None) -> Table:
     table = Table("", "id", "token", "trains", "log-prob", box=None)
-    for place, token in enumerate(one.prompt):
+    for place, token in enumerate(sample.prompt):
         table.add_row(str(place), str(token), Text(shown(token, tokenizer), style=PROMPT), "prompt", "")
-    for place, (token, trains, log_prob) in enumerate(one.response, start=len(one.prompt)):
+    for place, (token, trains, log_prob) in enumerate(sample.response, start=len(sample.prompt)):
         style, number = _style(trains, log_prob), "" if log_prob is None else f"{log_prob:.4f}"
         table.add_row(str(place), str(token), Text(shown(token, tokenizer), style=style), str(int(trains)), number)
     return table

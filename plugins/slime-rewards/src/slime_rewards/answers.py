@@ -83,11 +83,11 @@ def answer_line(text: str) -> str | None:
 
     If nothing follows on the line, the answer is the next line. Markup before the words, such as ``**`` and ``#``, is
     ignored."""
-    found = list(_ANSWER.finditer(text))
-    if not found:
+    matches = list(_ANSWER.finditer(text))
+    if not matches:
         return None
-    line = found[-1][1].strip()
-    return line if re.search(r"\w", line) else (text[found[-1].end() :].strip().partition("\n")[0].strip() or line)
+    line = matches[-1][1].strip()
+    return line if re.search(r"\w", line) else (text[matches[-1].end() :].strip().partition("\n")[0].strip() or line)
 
 
 def final_answers(text: str) -> Iterator[list[str]]:
@@ -107,7 +107,7 @@ def final_answers(text: str) -> Iterator[list[str]]:
         return
     statements = list(_STATED.finditer(text))
     if statements:
-        yield from ([one] for one in stated(text[statements[-1].end() :]))
+        yield from ([answer] for answer in stated(text[statements[-1].end() :]))
     if len(text) <= MOST_LETTERS and (_is_formula(text) or not re.search(r"\d", text)):
         yield [text]
     last = _last_expression(text)
@@ -140,15 +140,15 @@ def stated(text: str) -> list[str]:
 
 def _formulas(text: str) -> str | None:
     """Return the formulas at the start of a text, joined by commas; None: it starts with something else."""
-    found, place = [], 0
+    formulas, place = [], 0
     while (match := _MATH.match(text, place)) is not None and _is_formula(_content(match)):
         percent = _AFTER_MATH.match(text, match.end())
-        found.append(_content(match) + ("%" if percent else ""))
+        formulas.append(_content(match) + ("%" if percent else ""))
         between = _BETWEEN.match(text, percent.end() if percent else match.end())
         if between is None:
             break
         place = between.end()
-    return ", ".join(found) or None
+    return ", ".join(formulas) or None
 
 
 def _content(match: re.Match[str]) -> str:

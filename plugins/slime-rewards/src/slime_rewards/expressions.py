@@ -150,7 +150,7 @@ def _alternatives(text: str) -> Any:
         sets = [_as_set(_parse(part)) for part in text.split(",")]
     except (TypeError, ValueError, AttributeError, NotImplementedError):
         return _parse(text)
-    return Union(*sets) if all(one is not None for one in sets) else _parse(text)
+    return Union(*sets) if all(alternative is not None for alternative in sets) else _parse(text)
 
 
 @cache
@@ -217,7 +217,7 @@ def _parse(text: str) -> Any:
     if not re.search(r"\\(?:sum|prod)", text):
         # The imaginary unit; a capital I is the parser's name for it and anyone's name for a current.
         text = _TOKEN.sub(lambda m: r"\text{current}" if m[0] == "I" else m[0], text)
-        text = _POWER_OF_E.sub(lambda m: _TOKEN.sub(lambda one: "I" if one[0] == "i" else one[0], m[0]), text)
+        text = _POWER_OF_E.sub(lambda m: _TOKEN.sub(lambda token: "I" if token[0] == "i" else token[0], m[0]), text)
         text = re.sub(r"(?<![A-Za-z\\{])i(?![A-Za-z])|(?<=\{)i(?=\s*[}+*\\-])", "I", text)
     text = re.sub(r"\\gamma(?![a-zA-Z])", r"\\text{gam}", text)  # to the parser it is the function of this name
     text = re.sub(r"(?<!\\)E(?=_)", r"\\text{energy}", text)  # to the parser it is 2.718 and has no index
@@ -280,12 +280,14 @@ def _equal(first: Any, second: Any, *, is_list: bool = False) -> bool:
     if isinstance(first, FiniteSet) and isinstance(second, FiniteSet):
         return _equal_sets(_items(first), _items(second))
     if isinstance(first, Tuple | MatrixBase | FiniteSet) or isinstance(second, Tuple | MatrixBase | FiniteSet):
-        ordered = [_items(one) for one in (first, second)]
+        ordered = [_items(value) for value in (first, second)]
         if all(ordered) and (is_list or (not isinstance(first, FiniteSet) and not isinstance(second, FiniteSet))):
-            return _equal_items([_right_side(one) for one in ordered[0]], [_right_side(one) for one in ordered[1]])
+            return _equal_items(
+                [_right_side(value) for value in ordered[0]], [_right_side(value) for value in ordered[1]]
+            )
         return False
     if isinstance(first, Set) != isinstance(second, Set):
-        first, second = (one if isinstance(one, Set) else _as_set(one) for one in (first, second))
+        first, second = (value if isinstance(value, Set) else _as_set(value) for value in (first, second))
         return first is not None and second is not None and _equal_regions(first, second)
     if isinstance(first, Set):
         return _equal_regions(first, second)
@@ -354,15 +356,15 @@ def _right_side(value: Any) -> Any:
 
 
 def _equal_items(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return len(first) == len(second) and all(_equal(one, other) for one, other in zip(first, second, strict=True))
+    return len(first) == len(second) and all(_equal(item, other) for item, other in zip(first, second, strict=True))
 
 
 def _equal_sets(first: list[Any], second: list[Any]) -> bool:
     if len(first) != len(second):
         return False
     remaining = list(second)
-    for one in first:
-        match = next((place for place, other in enumerate(remaining) if _equal(one, other)), None)
+    for member in first:
+        match = next((place for place, other in enumerate(remaining) if _equal(member, other)), None)
         if match is None:
             return False
         del remaining[match]
@@ -429,7 +431,7 @@ def _equal_numbers(first: Any, second: Any) -> bool:
 
 def _difference(first: Any, second: Any, digits: int) -> Decimal | None:
     """Return the difference of two numbers relative to the second; None if one of them has no finite value."""
-    values = [_value(one, digits, {}) for one in (first, second)]
+    values = [_value(expression, digits, {}) for expression in (first, second)]
     if None in values:
         return Decimal(0) if first == second else None
     return _relative(values[0], values[1])
@@ -468,8 +470,8 @@ def _half_unit(value: Any) -> float:
     from sympy import Float
 
     factors = value.args if value.is_Mul else (value,)
-    floats = [one for one in factors if isinstance(one, Float)]
-    if len(floats) != 1 or any(one.has(Float) for one in factors if one is not floats[0]):
+    floats = [factor for factor in factors if isinstance(factor, Float)]
+    if len(floats) != 1 or any(factor.has(Float) for factor in factors if factor is not floats[0]):
         return 1.0
     places = prec_to_dps(floats[0]._prec) - _STORED
     return float(0.5 / abs(floats[0] * 10**places)) if not floats[0].is_zero else 1.0
@@ -484,7 +486,7 @@ def _without_functions(value: Any) -> Any:
     if not unknown:
         return value
     with evaluate(False):
-        return value.xreplace({one: Symbol(f"{one}", real=True) for one in unknown})
+        return value.xreplace({function: Symbol(f"{function}", real=True) for function in unknown})
 
 
 _POINTS = ((7, 5), (-13, 9), (31, 4), (-2, 11))
@@ -533,12 +535,14 @@ def _positive(first: Any, second: Any) -> set[Any]:
     from sympy import Abs, Pow, log
 
     logarithms = first.atoms(log) | second.atoms(log)
-    found = set().union(*(one.free_symbols for one in logarithms if not any(other.has(Abs) for other in logarithms)))
+    symbols = set().union(
+        *(logarithm.free_symbols for logarithm in logarithms if not any(other.has(Abs) for other in logarithms))
+    )
     for root in first.atoms(Pow) | second.atoms(Pow):
         base = root.base.as_independent(*root.base.free_symbols, as_Add=False)[1]
         if root.exp.is_Rational and root.exp.q % 2 == 0 and base.is_Symbol and (root.base / base).is_positive:
-            found.add(base)
-    return found
+            symbols.add(base)
+    return symbols
 
 
 def _equal_relations(first: Any, second: Any) -> bool:
@@ -549,10 +553,15 @@ def _equal_relations(first: Any, second: Any) -> bool:
     both = isinstance(first, Eq) and isinstance(second, Eq) and first.lhs.is_Symbol and first.lhs == second.lhs
     if both and _equal(first.rhs, second.rhs):
         return True
-    sides = [(one.rhs, one.lhs) if isinstance(one, Gt | GreaterThan) else (one.lhs, one.rhs) for one in (first, second)]
+    sides = [
+        (relation.rhs, relation.lhs) if isinstance(relation, Gt | GreaterThan) else (relation.lhs, relation.rhs)
+        for relation in (first, second)
+    ]
     kinds = [
-        next(place for place, kind in enumerate((Eq, Ne, Lt | Gt, LessThan | GreaterThan)) if isinstance(one, kind))
-        for one in (first, second)
+        next(
+            place for place, kind in enumerate((Eq, Ne, Lt | Gt, LessThan | GreaterThan)) if isinstance(relation, kind)
+        )
+        for relation in (first, second)
     ]
     if kinds[0] != kinds[1] or not all(
         hasattr(side, "evalf") and side.is_commutative for pair in sides for side in pair
@@ -561,8 +570,10 @@ def _equal_relations(first: Any, second: Any) -> bool:
     ratios = []
     from sympy import Add, Mul
 
-    left, right = (Add(one, Mul(-1, other, evaluate=False), evaluate=False) for one, other in sides)
-    for value, other in _values(_without_functions(left), _without_functions(right)):
+    first_side, second_side = (
+        Add(relation, Mul(-1, other, evaluate=False), evaluate=False) for relation, other in sides
+    )
+    for value, other in _values(_without_functions(first_side), _without_functions(second_side)):
         if value.is_zero or other.is_zero:
             if not (value.is_zero and other.is_zero):
                 return False
@@ -570,7 +581,7 @@ def _equal_relations(first: Any, second: Any) -> bool:
         ratios.append(value / other)
     if len(ratios) < 2:
         return False
-    constant = all((_relative(one, ratios[0]) or 0) <= _ROUNDING for one in ratios)
+    constant = all((_relative(relation, ratios[0]) or 0) <= _ROUNDING for relation in ratios)
     return constant and (kinds[0] < 2 or bool(ratios[0] > 0))
 
 

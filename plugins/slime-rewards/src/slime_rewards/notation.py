@@ -197,23 +197,23 @@ def _derivative(name: str, index: str, primes: str) -> str:
     return rf"{name}_{{{index}\text{{{orders}}}}}"
 
 
-def _repeating(whole: str, fixed: str, period: str) -> str:
+def _repeating(integer: str, fixed: str, period: str) -> str:
     r"""``0.1\overline{6}`` is (16 - 1) / 90: the number with one period minus the number without it."""
-    numerator = int(whole + fixed + period) - int(whole + fixed or "0")
+    numerator = int(integer + fixed + period) - int(integer + fixed or "0")
     value = Fraction(numerator, 10 ** len(fixed) * (10 ** len(period) - 1))
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-def _continued(whole: str, digits: str) -> str:
+def _continued(integer: str, digits: str) -> str:
     """``0.1666...`` repeats its last digits; ``3.14159...`` repeats nothing and is the decimal that it begins with."""
     repeated = _REPEATED.match(digits)
     if repeated is None:
-        return f"{whole or '0'}.{digits}"
+        return f"{integer or '0'}.{digits}"
     fixed, period = repeated[1], repeated[2]
     times = (len(digits) - len(fixed)) // len(period)
     if fixed and times < (3 if len(period) == 1 else 2):
-        return f"{whole or '0'}.{digits}"
-    return _repeating(whole or "0", fixed, period)
+        return f"{integer or '0'}.{digits}"
+    return _repeating(integer or "0", fixed, period)
 
 
 _MAGNITUDES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -221,8 +221,8 @@ _MAGNITUDES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 def _magnitude(word: str, closing: str, text: str) -> str:
     opened = "{" in text
-    rest = "" if opened == bool(closing) else r"\text{" if opened else closing
-    return rf"\times 10^{{{_MAGNITUDES[word]}}}{rest}"
+    unpaired = "" if opened == bool(closing) else r"\text{" if opened else closing
+    return rf"\times 10^{{{_MAGNITUDES[word]}}}{unpaired}"
 
 
 def _grouped(text: str) -> str:
@@ -403,7 +403,7 @@ _SHORT_WORDS = re.compile(r"(?:^|\s)(?:is|it|we|to|of|at|by|so|be|an|if|no|on)(?
 def is_prose(text: str) -> bool:
     """Return whether a text has words of a sentence outside ``\\text`` and other commands."""
     plain = re.sub(rf"{_FONT}\s*\{{[^{{}}]*\}}|\{{[a-z]{{3}}\}}|\\begin\{{\w+\}}|\\end\{{\w+\}}|\\[A-Za-z]+", " ", text)
-    found = re.findall(r"[A-Za-z]{3,}", plain)
+    words = re.findall(r"[A-Za-z]{3,}", plain)
     return _SHORT_WORDS.search(plain) is not None or any(
-        re.search("[eiouyEIOUY]", word) and not _names().fullmatch(word) for word in found
+        re.search("[eiouyEIOUY]", word) and not _names().fullmatch(word) for word in words
     )

@@ -163,14 +163,14 @@ def _run(plugin: Plugin, folder: Path, timeout_s: float) -> str:
 
 def _wait(process: subprocess.Popen[bytes], results: Path, timeout_s: float) -> None:
     """Wait until the process ends; each check that starts or ends extends the time limit by ``timeout_s``."""
-    seen, since_s = 0, time.monotonic()
+    last_size, since_s = 0, time.monotonic()
     while time.monotonic() - since_s < timeout_s:
         with suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_EVERY_S)
             return
         size = results.stat().st_size if results.exists() else 0
-        if size != seen:
-            seen, since_s = size, time.monotonic()
+        if size != last_size:
+            last_size, since_s = size, time.monotonic()
     raise subprocess.TimeoutExpired(process.args, timeout_s)
 
 

@@ -87,8 +87,8 @@ class CorrectionSuite(ComponentSuite):
             require_equal(found_T, wanted_T, f"masked tokens that hold {hole} change {name} of trained ones. {advice}")
 
     @given(packing=rows(), rest=rows())
-    def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(self, packing: Packing, rest: Packing) -> None:
-        alone, together = self._corrected(self._terms(packing, 0.5)), self._corrected(self._joined(packing, rest))
+    def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(self, packing: Packing, others: Packing) -> None:
+        alone, together = self._corrected(self._terms(packing, 0.5)), self._corrected(self._joined(packing, others))
         for name in ("weights_T", "mask_T"):
             found_T, wanted_T = getattr(together, name)[: len(packing.mask)], getattr(alone, name)
             require_equal(found_T, wanted_T, f"{name} of a sequence changes with the other sequences in the batch.")
@@ -142,18 +142,18 @@ class CorrectionSuite(ComponentSuite):
 
     def _corrected(self, terms: CorrectionTerms) -> CorrectionOutput:
         output: CorrectionOutput = self.make()(terms)
-        found = type(output).__name__
-        require(isinstance(output, CorrectionOutput), f"it returned {found}; CorrectionOutput is wanted")
+        kind = type(output).__name__
+        require(isinstance(output, CorrectionOutput), f"it returned {kind}; CorrectionOutput is wanted")
         return output
 
     def _terms(self, packing: Packing, spread: float) -> CorrectionTerms:
         columns = packing.engine_columns(self.traits().reads_engine)
         return replace(_terms(packing, spread), engine_columns_T=columns)
 
-    def _joined(self, packing: Packing, rest: Packing) -> CorrectionTerms:
+    def _joined(self, packing: Packing, others: Packing) -> CorrectionTerms:
         reads = self.traits().reads_engine
-        columns = joined(packing.engine_columns(reads), concatenated(packing, rest)[0].engine_columns(reads))
-        return replace(_joined(packing, rest), engine_columns_T=columns)
+        columns = joined(packing.engine_columns(reads), concatenated(packing, others)[0].engine_columns(reads))
+        return replace(_joined(packing, others), engine_columns_T=columns)
 
 
 def _terms(packing: Packing, spread: float) -> CorrectionTerms:
@@ -170,9 +170,9 @@ def _terms(packing: Packing, spread: float) -> CorrectionTerms:
     )
 
 
-def _joined(packing: Packing, rest: Packing) -> CorrectionTerms:
-    """Return the terms of the sequences of ``packing``, followed by those of ``rest``."""
-    other, segments = concatenated(packing, rest)
+def _joined(packing: Packing, others: Packing) -> CorrectionTerms:
+    """Return the terms of the sequences of ``packing``, followed by those of ``others``."""
+    other, segments = concatenated(packing, others)
     first, second = _terms(packing, 0.5), _terms(other, 0.5)
     columns: dict[str, Any] = {name: torch.cat([getattr(first, name), getattr(second, name)]) for name in _COLUMNS}
     return CorrectionTerms(**columns, segments=segments)

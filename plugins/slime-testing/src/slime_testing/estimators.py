@@ -58,10 +58,10 @@ class AdvantageEstimatorSuite(ComponentSuite):
     @given(batch=batches())
     def test_every_sample_gets_one_finite_float32_number(self, batch: GroupedRewards) -> None:
         advantages_B: Any = _estimated(self, batch)
-        found = f"{type(advantages_B).__name__} of {_described(advantages_B)}"
-        wanted = isinstance(advantages_B, np.ndarray) and advantages_B.shape == (len(batch),)
-        require(wanted, f"estimate() returned {found}; a numpy array of shape ({len(batch)},) is wanted")
-        require(advantages_B.dtype == np.float32, f"estimate() returned {found}; float32 is wanted")
+        returned = f"{type(advantages_B).__name__} of {_described(advantages_B)}"
+        is_column = isinstance(advantages_B, np.ndarray) and advantages_B.shape == (len(batch),)
+        require(is_column, f"estimate() returned {returned}; a numpy array of shape ({len(batch)},) is wanted")
+        require(advantages_B.dtype == np.float32, f"estimate() returned {returned}; float32 is wanted")
         require(bool(np.isfinite(advantages_B).all()), f"an advantage is NaN or infinite: {advantages_B}")
 
     @given(groups_B=group_ids(), reward=st.sampled_from([0.0, 1.0, -3.0, 0.1, 1e4]))
@@ -204,5 +204,5 @@ def _require_close(found_B: NDArray[Any], wanted_B: NDArray[Any], otherwise: str
     require(bool(close), f"{otherwise}\nFound {found_B}, wanted {wanted_B}.")
 
 
-def _described(found: Any) -> str:
-    return f"shape {getattr(found, 'shape', 'none')} and dtype {getattr(found, 'dtype', 'none')}"
+def _described(value: Any) -> str:
+    return f"shape {getattr(value, 'shape', 'none')} and dtype {getattr(value, 'dtype', 'none')}"

@@ -241,7 +241,7 @@ class FakeEngine(FakeServer):
     @staticmethod
     def text(ids: Sequence[int]) -> str:
         """Decode ``ids``: one letter each, beginning with "a"."""
-        return "".join(chr(ord("a") + one) for one in ids)
+        return "".join(chr(ord("a") + token) for token in ids)
 
     # --- Handlers ----------------------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class FakeEngine(FakeServer):
         rows = [respond(prompt, sampling) for prompt in prompts for _ in range(n)]
         if top := body.get("top_logprobs_num", 0):
             for row in rows:
-                row["meta_info"]["output_top_logprobs"] = [self._likeliest(one, top) for one in row["output_ids"]]
+                row["meta_info"]["output_top_logprobs"] = [self._likeliest(token, top) for token in row["output_ids"]]
         if body.get("return_sampling_mask"):
             for row in rows:
                 row["meta_info"] |= self._masks(row["output_ids"], sampling)
@@ -281,8 +281,8 @@ class FakeEngine(FakeServer):
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
         working, aborted = asyncio.create_task(self._work()), asyncio.create_task(self._wait_for_abort())
-        done, left = await asyncio.wait([working, aborted], return_when=asyncio.FIRST_COMPLETED)
-        for task in left:
+        done, pending = await asyncio.wait([working, aborted], return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
             task.cancel()
         self._in_flight -= 1
         return aborted in done or self.aborts
@@ -301,20 +301,20 @@ class FakeEngine(FakeServer):
 
     def _respond(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
         stops = {END, *sampling.get("stop_token_ids", [])}
-        given = self.answers.pop(0) if self.answers else []
+        scripted = self.answers.pop(0) if self.answers else []
         ids: list[int] = []
         matched: Any = None
         while len(ids) < sampling["max_new_tokens"] and matched is None:
-            ids.append(given[len(ids)] if len(ids) < len(given) else self._next(prompt, ids, after=len(given)))
-            texts = [one for one in sampling.get("stop", []) if one in self.text(ids)]
-            texts += [one for one in sampling.get("stop_regex", []) if re.search(one, self.text(ids))]
+            ids.append(scripted[len(ids)] if len(ids) < len(scripted) else self._next(prompt, ids, after=len(scripted)))
+            texts = [stop for stop in sampling.get("stop", []) if stop in self.text(ids)]
+            texts += [stop for stop in sampling.get("stop_regex", []) if re.search(stop, self.text(ids))]
             matched = ids[-1] if ids[-1] in stops else next(iter(texts), None)
         self.sampled.append((list(prompt), list(ids)))
         reason = {"type": "length", "length": len(ids)} if matched is None else {"type": "stop", "matched": matched}
         meta = {
             "finish_reason": reason,
             "weight_versions": [{"version": self._version, "start": 0, "end": len(ids)}],
-            "output_token_logprobs": [[LOG_PROB, one, None] for one in ids],
+            "output_token_logprobs": [[LOG_PROB, stop, None] for stop in ids],
             **self.meta,
         }
         return {"text": "", "output_ids": ids, "meta_info": meta}
@@ -326,20 +326,20 @@ class FakeEngine(FakeServer):
 
     def _likeliest(self, sampled: int, count: int) -> list[list[Any]]:
         """Return the sampled token as the likeliest; all others are equally unlikely, in the order of their ids."""
-        others = [one for one in range(self._vocab_size) if one != sampled][: count - 1]
-        rest = math.log(-math.expm1(LOG_PROB) / (self._vocab_size - 1))
-        return [[LOG_PROB, sampled, None], *([rest, one, None] for one in others)]
+        others = [token for token in range(self._vocab_size) if token != sampled][: count - 1]
+        other_log_prob = math.log(-math.expm1(LOG_PROB) / (self._vocab_size - 1))
+        return [[LOG_PROB, sampled, None], *([other_log_prob, token, None] for token in others)]
 
     def _masks(self, ids: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
         """Return the tokens that each of ``ids`` was sampled from, and its log-probability among them."""
         masks, log_probs = [], []
         for sampled in ids:
             mass, mask = 0.0, list[int]()
-            for log_prob, one, _ in self._likeliest(sampled, sampling["top_k"]):
+            for log_prob, token, _ in self._likeliest(sampled, sampling["top_k"]):
                 if mass > sampling["top_p"] or log_prob - LOG_PROB < math.log(sampling.get("min_p", 0.0) or 1e-9):
                     break
                 mass += math.exp(log_prob)
-                mask.append(one)
+                mask.append(token)
             masks.append(mask)
             log_probs.append(LOG_PROB - math.log(mass))
         return {"output_token_sampling_mask": masks, "output_token_sampling_logprobs": log_probs}
@@ -453,9 +453,9 @@ class FakeEngine(FakeServer):
         text, start, end = body["text"], "<tool_call>\n", "\n</tool_call>"
         names = [tool["function"]["name"] for tool in body["tools"]]
         calls = []
-        for found in re.findall(f"{start}(.*?){end}", text, re.DOTALL):
+        for written in re.findall(f"{start}(.*?){end}", text, re.DOTALL):
             with suppress(json.JSONDecodeError):
-                call = json.loads(found)
+                call = json.loads(written)
                 if call["name"] in names:
                     parameters = json.dumps(call.get("arguments", {}), ensure_ascii=False)
                     at = names.index(call["name"])

@@ -74,9 +74,9 @@ class GenerateFunctionSuite(ComponentSuite):
             for sample in result.samples:
                 require(sample.status is not Status.PENDING, f"{_who(sample)} is still pending; set its status")
                 lengths = f"{sample.response_length} response tokens of {len(sample.tokens)}"
-                whole = 0 < sample.response_length < len(sample.tokens)
+                has_both = 0 < sample.response_length < len(sample.tokens)
                 require(
-                    whole, f"{_who(sample)} has {lengths}; tokens are the prompt's ids and the response's after them"
+                    has_both, f"{_who(sample)} has {lengths}; tokens are the prompt's ids and the response's after them"
                 )
 
     def test_token_ids_are_those_that_the_engine_sampled(self) -> None:
@@ -118,31 +118,31 @@ class GenerateFunctionSuite(ComponentSuite):
                 )
 
     def test_weight_versions_are_recorded(self) -> None:
-        wanted = [VERSION] if self.traits().samples_from_engine else []
+        expected = [VERSION] if self.traits().samples_from_engine else []
         for result in self._results():
             for sample in result.samples:
-                found = list(sample.weight_versions)
+                versions = list(sample.weight_versions)
                 require(
-                    found == wanted,
-                    f"{_who(sample)} was sampled from weights of the versions {wanted}, but its weight_versions are "
-                    f"{found}: copy them from the engine's answers, oldest first, each once",
+                    versions == expected,
+                    f"{_who(sample)} was sampled from weights of the versions {expected}, but its weight_versions are "
+                    f"{versions}: copy them from the engine's answers, oldest first, each once",
                 )
 
     def test_siblings_share_a_rollout_id(self) -> None:
-        taken: set[int] = set()
+        used: set[int] = set()
         for result in self._results():
             for call in result.calls:
                 generations = len(result.parents) if self._takes_groups() else 1
                 ids = {sample.rollout_id for sample in call if sample.rollout_id is not None}
                 distinct = len(ids) + sum(sample.rollout_id is None for sample in call)
-                found = [sample.rollout_id for sample in call]
+                rollout_ids = [sample.rollout_id for sample in call]
                 require(
                     distinct <= generations,
-                    f"{generations} generation(s) made {len(call)} samples with the rollout ids {found}: siblings of "
-                    "one generation share one rollout_id, or each would weigh as much as a whole rollout",
+                    f"{generations} generation(s) made {len(call)} samples with the rollout ids {rollout_ids}: "
+                    "siblings of one generation share one rollout_id, or each would weigh as much as a whole rollout",
                 )
-                require(not ids & taken, f"the rollout ids {sorted(ids & taken)} belong to another generation already")
-                taken |= ids
+                require(not ids & used, f"the rollout ids {sorted(ids & used)} belong to another generation already")
+                used |= ids
 
     def test_label_metadata_and_group_stay(self) -> None:
         for result in self._results():
@@ -178,10 +178,10 @@ class GenerateFunctionSuite(ComponentSuite):
         together = self._results()
         for number, result in enumerate(together):
             (alone,) = self._results(only=number)
-            found, wanted = ([list(sample.tokens) for sample in one.samples] for one in (result, alone))
+            actual, expected = ([list(sample.tokens) for sample in entry.samples] for entry in (result, alone))
             require(
-                found == wanted,
-                f"generated among others, prompt {number} has the tokens {found}, alone {wanted}: state is shared "
+                actual == expected,
+                f"generated among others, prompt {number} has the tokens {actual}, alone {expected}: state is shared "
                 "between generations",
             )
 
@@ -195,18 +195,20 @@ class GenerateFunctionSuite(ComponentSuite):
     def _require_resumes(self, samples: list[Sample]) -> None:
         """Abort the first sample half way, and generate its group again with newer weights."""
         encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)
-        whole = samples[0]
-        kept = list(whole.tokens)[whole.prompt_length : whole.prompt_length + whole.response_length // 2]
-        before = ended(whole, text=encoder.decode(kept))
+        complete = samples[0]
+        first_half = list(complete.tokens)[
+            complete.prompt_length : complete.prompt_length + complete.response_length // 2
+        ]
+        before = ended(complete, text=encoder.decode(first_half))
         finished = samples[1:] if self._takes_groups() else []
         with make_engine(version=LATER) as engine:
             engine.answers = [letters(text) for text in self.answers]
             (calls,) = run(self._generated(engine, [copy.deepcopy([before, *finished])], encoder))
             sampled = list(engine.sampled)
-        made = [sample for call in calls for sample in call]
+        returned = [sample for call in calls for sample in call]
         most = SAMPLING.max_new_tokens if self.traits().sends_prompts_whole else None
-        require_resumed(before, made, sampled, versions=(VERSION, LATER), most=most)
-        require_left_alone(finished, made)
+        require_resumed(before, returned, sampled, versions=(VERSION, LATER), most=most)
+        require_left_alone(finished, returned)
 
     def test_it_can_be_cancelled(self) -> None:
         encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)  # first, because loading it is slow
@@ -230,11 +232,11 @@ class GenerateFunctionSuite(ComponentSuite):
             if not self.answers:
                 groups = [self._group(number) for number in numbers]
                 return self._group_results(engine, groups, evaluation, is_chat)
-            found = []
+            results = []
             for number in numbers:
                 engine.answers = [letters(text) for _ in range(self.group_size) for text in self.answers]
-                found += self._group_results(engine, [self._group(number)], evaluation, is_chat)
-            return found
+                results += self._group_results(engine, [self._group(number)], evaluation, is_chat)
+            return results
 
     def _group_results(
         self, engine: FakeEngine, groups: list[PromptGroup], evaluation: bool, is_chat: bool
@@ -252,12 +254,12 @@ class GenerateFunctionSuite(ComponentSuite):
         async with connect(engine.url, vocab_size=encoder.vocab_size) as client:
             context = make_context(client, encoder, evaluation=evaluation)
 
-            async def called(one: Any) -> list[Sample]:
+            async def called(unit: Any) -> list[Sample]:
                 try:
-                    made = await generate(context, one, SAMPLING)
+                    samples = await generate(context, unit, SAMPLING)
                 except Interrupted as interrupted:
-                    made = one if self._takes_groups() else interrupted.sample
-                return list(made) if isinstance(made, list) else [made]
+                    samples = unit if self._takes_groups() else interrupted.sample
+                return list(samples) if isinstance(samples, list) else [samples]
 
             async def grouped(group: PromptGroup) -> list[list[Sample]]:
                 if self._takes_groups():
@@ -313,27 +315,27 @@ def require_sampled(sample: Sample, sampled: list[tuple[list[int], list[int]]]) 
         same = next((at for at, pair in enumerate(zip(tokens, together, strict=False)) if pair[0] != pair[1]), None)
         covered.update(range(len(prompt), min(len(tokens), len(together)) if same is None else same))
     start = len(tokens) - sample.response_length
-    wrong = [start + at for at, trained in enumerate(_mask(sample)) if trained and start + at not in covered]
+    positions = [start + at for at, trained in enumerate(_mask(sample)) if trained and start + at not in covered]
     require(
-        not wrong,
-        f"{_who(sample)} trains the ids {[tokens[at] for at in wrong[:8]]} at the positions {wrong[:8]} of its tokens, "
-        "which the engine did not sample after those before them. Keep prompt and response ids as they were sent and "
-        "returned; text that is encoded again gives other ids. Mask what the engine did not sample.",
+        not positions,
+        f"{_who(sample)} trains the ids {[tokens[at] for at in positions[:8]]} at the positions {positions[:8]} of its "
+        "tokens, which the engine did not sample after those before them. Keep the ids that "
+        "were sent and returned; text that is encoded again gives other ids. Mask ids that the engine did not sample.",
     )
 
 
 def require_log_probs(sample: Sample, *, sampled: bool) -> None:
     """Check that every trained token has the engine's log-probability."""
-    found = sample.rollout_log_probs
-    count = "none" if found is None else str(len(found))
+    log_probs = sample.rollout_log_probs
+    count = "none" if log_probs is None else str(len(log_probs))
     require(
-        found is not None and len(found) == sample.response_length,
+        log_probs is not None and len(log_probs) == sample.response_length,
         f"{_who(sample)} has {sample.response_length} response tokens and {count} log-probabilities; one per response "
         "token is wanted, any number where it is masked",
     )
-    trained = [one for one, mask in zip(found or (), _mask(sample), strict=False) if mask]
+    trained = [log_prob for log_prob, mask in zip(log_probs or (), _mask(sample), strict=False) if mask]
     require(
-        not sampled or all(math.isclose(one, LOG_PROB, abs_tol=1e-6) for one in trained),
+        not sampled or all(math.isclose(log_prob, LOG_PROB, abs_tol=1e-6) for log_prob in trained),
         f"{_who(sample)} has the log-probabilities {trained[:8]} for trained tokens; the engine gave each {LOG_PROB}",
     )
 

@@ -202,11 +202,13 @@ def _finished(rollout: int) -> list[Sample]:
 
 def _require_whole(sample: Sample) -> None:
     columns = {"loss_mask": sample.loss_mask, "rollout_log_probs": sample.rollout_log_probs}
-    wrong = [name for name, column in columns.items() if column is not None and len(column) != sample.response_length]
+    misshapen = [
+        name for name, column in columns.items() if column is not None and len(column) != sample.response_length
+    ]
     require(
-        not wrong and len(sample.tokens) >= sample.response_length,
+        not misshapen and len(sample.tokens) >= sample.response_length,
         f"a hook left sample {_name(sample)} with {sample.response_length} response tokens and another number of "
-        f"{', '.join(wrong) or 'tokens'}",
+        f"{', '.join(misshapen) or 'tokens'}",
     )
     require(math.isfinite(sample.reward_value()), f"a hook left sample {_name(sample)} with the reward {sample.reward}")
 

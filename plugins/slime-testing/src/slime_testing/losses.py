@@ -71,11 +71,11 @@ class PolicyLossSuite(ComponentSuite):
 
     @given(packing=rows(), rest=rows(), settings=settings)
     def test_the_losses_of_a_sequence_do_not_depend_on_the_rest_of_the_batch(
-        self, packing: Packing, rest: Packing, settings: LossSettings
+        self, packing: Packing, others: Packing, settings: LossSettings
     ) -> None:
         tokens = len(packing.mask)
         alone = self._loss_and_gradient(self._terms(packing, settings))
-        together = self._loss_and_gradient(self._joined(packing, rest, settings))
+        together = self._loss_and_gradient(self._joined(packing, others, settings))
         for what, alone_T, together_T in zip(("losses", "gradients"), alone, together, strict=True):
             require_equal(
                 together_T[:tokens],
@@ -124,10 +124,10 @@ class PolicyLossSuite(ComponentSuite):
         columns = packing.engine_columns(self.traits().reads_engine)
         return replace(_terms(packing, settings), engine_columns_T=columns)
 
-    def _joined(self, packing: Packing, rest: Packing, settings: LossSettings) -> LossTerms:
+    def _joined(self, packing: Packing, others: Packing, settings: LossSettings) -> LossTerms:
         reads = self.traits().reads_engine
-        columns = joined(packing.engine_columns(reads), concatenated(packing, rest)[0].engine_columns(reads))
-        return replace(_joined(packing, rest, settings), engine_columns_T=columns)
+        columns = joined(packing.engine_columns(reads), concatenated(packing, others)[0].engine_columns(reads))
+        return replace(_joined(packing, others, settings), engine_columns_T=columns)
 
 
 def _terms(packing: Packing, settings: LossSettings) -> LossTerms:
@@ -159,10 +159,10 @@ def _with_holes(terms: LossTerms, hole: float) -> LossTerms:
     return replace(terms, log_probs_T=log_probs_T, **others)
 
 
-def _joined(packing: Packing, rest: Packing, settings: LossSettings) -> LossTerms:
-    """Return the terms of the sequences of ``packing``, followed by those of ``rest``."""
-    other, segments = concatenated(packing, rest)
-    first, second = (_columns(_terms(one, settings)) for one in (packing, other))
+def _joined(packing: Packing, others: Packing, settings: LossSettings) -> LossTerms:
+    """Return the terms of the sequences of ``packing``, followed by those of ``others``."""
+    other, segments = concatenated(packing, others)
+    first, second = (_columns(_terms(part, settings)) for part in (packing, other))
     columns: dict[str, Any] = {
         name: torch.cat([column.detach(), second[name].detach()]) for name, column in first.items()
     }

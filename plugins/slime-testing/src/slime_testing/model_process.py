@@ -70,20 +70,20 @@ WEIGHTS = "model.safetensors"
 
 def main(task: Path, report: Path) -> None:
     """Read the task, test every variant of every architecture, write property -> description of its violation."""
-    given = json.loads(task.read_text(encoding="utf-8"))
-    plugin, options = ActivePlugin.from_json(given["plugin"])
-    run = RunView.from_json(given["run"])
+    request = json.loads(task.read_text(encoding="utf-8"))
+    plugin, options = ActivePlugin.from_json(request["plugin"])
+    run = RunView.from_json(request["run"])
     layout = start_single_rank()
-    traits: Any = plugin.component(Kind.MODEL_SPEC, given["component"]).traits
-    make = partial(plugin.build, Kind.MODEL_SPEC, given["component"], options=options, run=run)
+    traits: Any = plugin.component(Kind.MODEL_SPEC, request["component"]).traits
+    make = partial(plugin.build, Kind.MODEL_SPEC, request["component"], options=options, run=run)
     findings: dict[str, str] = {}
     for architecture in sorted(traits.architectures):
-        for variant in given["variants"]:
-            fields = {**TINY, **given["tiny"], **variant}
+        for variant in request["variants"]:
+            fields = {**TINY, **request["tiny"], **variant}
             refuses = partial(plugin.refusals, architecture)
-            found = _tested(make, architecture, fields, refuses, layout)
+            violations = _tested(make, architecture, fields, refuses, layout)
             what = f"{architecture} with {variant}: " if variant else f"{architecture}: "
-            findings = {name: what + message for name, message in found.items()} | findings
+            findings = {name: what + message for name, message in violations.items()} | findings
     report.write_text(json.dumps(findings), encoding="utf-8")
 
 
@@ -162,8 +162,8 @@ def _reference(architecture: str, fields: Mapping[str, Any], folder: Path) -> An
     family: Any = getattr(transformers, architecture, None)
     if family is None:
         raise PluginError(f"transformers {transformers.__version__} has no model called {architecture}")
-    known = family.config_class().to_dict()
-    config = family.config_class(**{name: value for name, value in fields.items() if name in known})
+    accepted = family.config_class().to_dict()
+    config = family.config_class(**{name: value for name, value in fields.items() if name in accepted})
     torch.manual_seed(0)
     model = family(config).to(torch.float32).eval()
     with torch.no_grad():
@@ -176,22 +176,22 @@ def _reference(architecture: str, fields: Mapping[str, Any], folder: Path) -> An
 
 
 def _config(folder: Path) -> dict[str, JsonValue]:
-    found: dict[str, JsonValue] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return found
+    config: dict[str, JsonValue] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config
 
 
 def _is_not_refused(case: _Case) -> str | None:
-    found = case.refuses(_config(case.folder))
-    return f"a checkpoint that is built is refused before the start: {'; '.join(found)}" if found else None
+    mistakes = case.refuses(_config(case.folder))
+    return f"a checkpoint that is built is refused before the start: {'; '.join(mistakes)}" if mistakes else None
 
 
 def _weights_come_back(case: _Case) -> str | None:
-    wanted = case.weights()
-    found = {name: weight.clone() for name, weight in case.spec.export_weights(case.chunks)}
-    lacks, invents = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    stored = case.weights()
+    exported = {name: weight.clone() for name, weight in case.spec.export_weights(case.chunks)}
+    lacks, invents = sorted(stored.keys() - exported.keys()), sorted(exported.keys() - stored.keys())
     if lacks or invents:
         return f"export_weights() leaves out {lacks[:5]} and invents {invents[:5]}"
-    differ = [name for name in wanted if not torch.equal(wanted[name], found[name])]
+    differ = [name for name in stored if not torch.equal(stored[name], exported[name])]
     if differ:
         return (
             f"loaded and exported again, {len(differ)} tensors are others than in the checkpoint, {differ[:5]} among "
@@ -222,17 +222,21 @@ def _every_tensor_acts(case: _Case) -> str | None:
     """Move each tensor in turn in both models and compare logits; tensors of all experts of a layer move together."""
     rows, weights = [max(case.rows(), key=len)], case.weights()
     # Moves tensors of the checkpoint, so that each has the meaning that Hugging Face's format gives it.
-    wrong: dict[str, float] = {}
+    differences: dict[str, float] = {}
     together = groupby(sorted(weights, key=_of_all_experts), key=_of_all_experts)
     for number, (name, members) in enumerate(together):
         generator = torch.Generator().manual_seed(number)
-        moved = {one: weights[one] + torch.randn(weights[one].shape, generator=generator) for one in members}
+        moved = {
+            member: weights[member] + torch.randn(weights[member].shape, generator=generator) for member in members
+        }
         difference = _difference(*_both(case, weights | moved, rows))
         if difference is not None:
-            wrong[name] = difference
-    if not wrong:
+            differences[name] = difference
+    if not differences:
         return None
-    shown = ", ".join(f"{name} (logits differ by {difference:.3g})" for name, difference in list(wrong.items())[:5])
+    shown = ", ".join(
+        f"{name} (logits differ by {difference:.3g})" for name, difference in list(differences.items())[:5]
+    )
     return f"these tensors of the checkpoint act otherwise than in Hugging Face's model once they are moved: {shown}"
 
 
@@ -249,12 +253,12 @@ def _both(
         save_file(weights, Path(name, WEIGHTS))
         Path(name, "config.json").write_bytes((case.folder / "config.json").read_bytes())
         case.spec.load_weights(case.chunks, Path(name))
-        found = case.logits(rows)
+        actual = case.logits(rows)
     model = type(case.reference).from_pretrained(
         None, config=case.reference.config, state_dict=weights, dtype=torch.float32
     )
     case.reference.load_state_dict(model.state_dict())
-    return found, case.wanted(rows)
+    return actual, case.wanted(rows)
 
 
 PROPERTIES: Mapping[str, Callable[[_Case], str | None]] = {
@@ -275,12 +279,12 @@ def _message(name: str, holds: Callable[[_Case], str | None], case: _Case) -> st
         return str(failure)
 
 
-def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float | None:
+def _difference(actual: torch.Tensor, expected: torch.Tensor) -> float | None:
     """Return the largest difference, None if it is negligible; infinite for a NaN or another shape."""
-    if found.shape != wanted.shape or not found.isfinite().all():
+    if actual.shape != expected.shape or not actual.isfinite().all():
         return float("inf")
-    difference = float((found - wanted).abs().max())
-    return difference if difference > TOLERANCE * max(1.0, float(wanted.abs().max())) else None
+    difference = float((actual - expected).abs().max())
+    return difference if difference > TOLERANCE * max(1.0, float(expected.abs().max())) else None
 
 
 if __name__ == "__main__":

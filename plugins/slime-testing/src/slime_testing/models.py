@@ -37,9 +37,9 @@ class ModelSpecSuite(ComponentSuite):
     _findings: ClassVar[dict[str, str]]
 
     def test_an_architecture_is_declared(self) -> None:
-        found = self.traits().architectures
+        architectures = self.traits().architectures
         require(
-            bool(found),
+            bool(architectures),
             "no checkpoint would find this spec; add it with architectures={'Qwen3ForCausalLM'}",
         )
 
@@ -85,9 +85,9 @@ class ModelSpecSuite(ComponentSuite):
             "variants": [dict(variant) for variant in cls.variants],
         }
         with tempfile.TemporaryDirectory() as folder:
-            given, report = Path(folder, "task.json"), Path(folder, "report.json")
-            given.write_text(json.dumps(task), encoding="utf-8")
-            failure = _failure(given, report, cls.limit_s)
+            request, report = Path(folder, "task.json"), Path(folder, "report.json")
+            request.write_text(json.dumps(task), encoding="utf-8")
+            failure = _failure(request, report, cls.limit_s)
             if failure is not None:
                 return {"built": failure}
             findings: dict[str, str] = json.loads(report.read_text(encoding="utf-8"))

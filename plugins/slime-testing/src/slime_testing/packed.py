@@ -98,9 +98,9 @@ def rows(draw: Any, *, some_masked: bool = False) -> Packing:
     return Packing(tuple(lengths), tuple(mask), draw(st.integers(0, 999)))
 
 
-def concatenated(packing: Packing, rest: Packing) -> tuple[Packing, SequenceSums]:
-    """Return ``rest`` with other values, and the sums over the sequences of ``packing`` and then of ``rest``."""
-    other = replace(rest, seed=packing.seed + 1000)
+def concatenated(packing: Packing, others: Packing) -> tuple[Packing, SequenceSums]:
+    """Return ``others`` with new values, and the sums over the sequences of ``packing`` and then of ``others``."""
+    other = replace(others, seed=packing.seed + 1000)
     return other, SequenceSums(packing.lengths + other.lengths)
 
 
@@ -111,9 +111,9 @@ def joined(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]
 
 def require_column(what: str, values_T: Any, like_T: torch.Tensor) -> None:
     """Check that ``values_T`` has one number per token."""
-    found = f"{type(values_T).__name__} of shape {tuple(getattr(values_T, 'shape', ()))}"
+    kind = f"{type(values_T).__name__} of shape {tuple(getattr(values_T, 'shape', ()))}"
     shaped = isinstance(values_T, torch.Tensor) and values_T.shape == like_T.shape
-    require(shaped, f"{what} is a {found} for {len(like_T)} tokens; one number per token is wanted, never an average")
+    require(shaped, f"{what} is a {kind} for {len(like_T)} tokens; one number per token is wanted, never an average")
 
 
 def require_unchanged(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
@@ -128,5 +128,5 @@ def require_equal(found_T: torch.Tensor, wanted_T: torch.Tensor, otherwise: str)
     require(close, f"{otherwise}\nFound {found_T.tolist()}, wanted {wanted_T.tolist()}.")
 
 
-def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return left.shape == right.shape and bool(torch.allclose(left, right, rtol=0, atol=0, equal_nan=True))
+def _same(before: torch.Tensor, after: torch.Tensor) -> bool:
+    return before.shape == after.shape and bool(torch.allclose(before, after, rtol=0, atol=0, equal_nan=True))

@@ -15,21 +15,21 @@ SampledPairs = Sequence[tuple[list[int], list[int]]]
 
 def ended(sample: Sample, *, text: str) -> Sample:
     """Return ``sample`` as a run has it after an abort half way: with ``text`` and the first half of its tokens."""
-    kept = sample.response_length // 2
-    whole = len(sample.tokens) - sample.response_length + kept
-    found = copy.deepcopy(sample)
-    found.tokens, found.response_length, found.response = TokenIds(list(sample.tokens)[:whole]), kept, text
-    found.rollout_log_probs = LogProbs(list(sample.rollout_log_probs or ())[:kept])
-    found.loss_mask = None if sample.loss_mask is None else Mask(list(sample.loss_mask)[:kept])
-    found.weight_spans = [(version, start, min(end, kept)) for version, start, end in sample.weight_spans]
-    found.status, found.reward = Status.ABORTED, None
-    return found
+    half = sample.response_length // 2
+    end = len(sample.tokens) - sample.response_length + half
+    aborted = copy.deepcopy(sample)
+    aborted.tokens, aborted.response_length, aborted.response = TokenIds(list(sample.tokens)[:end]), half, text
+    aborted.rollout_log_probs = LogProbs(list(sample.rollout_log_probs or ())[:half])
+    aborted.loss_mask = None if sample.loss_mask is None else Mask(list(sample.loss_mask)[:half])
+    aborted.weight_spans = [(version, start, min(end, half)) for version, start, end in sample.weight_spans]
+    aborted.status, aborted.reward = Status.ABORTED, None
+    return aborted
 
 
 def require_resumed(
-    before: Sample, made: Sequence[Sample], sampled: SampledPairs, *, versions: Sequence[str], most: int | None
+    before: Sample, returned: Sequence[Sample], sampled: SampledPairs, *, versions: Sequence[str], most: int | None
 ) -> None:
-    """Check that ``made`` contains ``before`` resumed, continued with tokens that the engine sampled after its own.
+    """Check that ``returned`` contains ``before`` resumed, continued with tokens that the engine sampled after its own.
 
     Arguments:
         sampled: prompt and response of each generation since the abort.
@@ -39,7 +39,7 @@ def require_resumed(
     who = (
         f"sample {before.index} of group {before.group_index}, which was aborted with {before.response_length} tokens,"
     )
-    after = next((one for one in made if one.index == before.index), None)
+    after = next((candidate for candidate in returned if candidate.index == before.index), None)
     require(after is not None, f"{who} was not returned")
     assert after is not None
     have = list(before.tokens)
@@ -76,12 +76,12 @@ def _require_kept(who: str, before: Sample, after: Sample) -> None:
     )
 
 
-def require_left_alone(before: Sequence[Sample], made: Sequence[Sample]) -> None:
+def require_left_alone(before: Sequence[Sample], returned: Sequence[Sample]) -> None:
     """Check that finished siblings of an aborted sample are returned unchanged."""
-    for one in before:
-        same = [list(after.tokens) == list(one.tokens) and after.status is one.status for after in made]
+    for sibling in before:
+        same = [list(after.tokens) == list(sibling.tokens) and after.status is sibling.status for after in returned]
         require(
             any(same),
-            f"sample {one.index} of group {one.group_index} was finished, and came back changed or not at all, with "
-            "an aborted one in its group; return it as it is",
+            f"sample {sibling.index} of group {sibling.group_index} was finished, and came back changed or not at all, "
+            "with an aborted sample in its group; return it unchanged",
         )

@@ -56,15 +56,15 @@ class RewardModelSuite(ComponentSuite):
     def test_every_sample_gets_one_finite_reward(self) -> None:
         samples = self._samples()
         rewards = self._scored(samples)
-        wrong = [reward for reward in rewards if not _is_reward(reward)]
-        require(not wrong, f"score() returned {wrong[:3]}; a finite number or a dict of them is wanted")
+        malformed = [reward for reward in rewards if not _is_reward(reward)]
+        require(not malformed, f"score() returned {malformed[:3]}; a finite number or a dict of them is wanted")
 
     def test_every_reward_has_the_declared_numbers(self) -> None:
         declared = set(self.traits().numbers)
-        wrong = [reward for reward in self._scored(self._samples()) if declared and _numbers(reward) != declared]
+        malformed = [reward for reward in self._scored(self._samples()) if declared and _numbers(reward) != declared]
         require(
-            not wrong,
-            f"score() returned {wrong[:3]}; the reward model is added with numbers={sorted(declared)}",
+            not malformed,
+            f"score() returned {malformed[:3]}; the reward model is added with numbers={sorted(declared)}",
         )
 
     def test_the_examples_get_different_rewards(self) -> None:
@@ -103,8 +103,8 @@ class RewardModelSuite(ComponentSuite):
             return
         mistake = check_row(self.label, self.metadata)
         require(mistake is None, f"check_row() refuses label and metadata of the suite: {mistake}")
-        wrong = [found for label in ODD_LABELS if not isinstance(found := check_row(label, {}), str | None)]
-        require(not wrong, f"check_row() returned {wrong[:1]}; the text of a mistake or None is wanted")
+        malformed = [answer for label in ODD_LABELS if not isinstance(answer := check_row(label, {}), str | None)]
+        require(not malformed, f"check_row() returned {malformed[:1]}; the text of a mistake or None is wanted")
 
     def test_a_perfect_response_gets_full_marks(self) -> None:
         perfect_response = getattr(self.make(), "perfect_response", None)
@@ -131,10 +131,12 @@ class RewardModelSuite(ComponentSuite):
 
     def _samples(self) -> list[Sample]:
         """Return one prompt group: every response, with the same prompt and label."""
-        one = Sample(group_index=3, prompt="6 * 7 =", label=self.label, status=Status.COMPLETED, weight_versions=["1"])
+        example = Sample(
+            group_index=3, prompt="6 * 7 =", label=self.label, status=Status.COMPLETED, weight_versions=["1"]
+        )
         return [
             replace(
-                one,
+                example,
                 index=index,
                 response=template.replace("{label}", self.label),
                 tokens=[5, 6, 7 + index],
@@ -156,7 +158,7 @@ class RewardModelSuite(ComponentSuite):
 
 def _is_reward(reward: Any) -> bool:
     numbers = list(reward.values()) if isinstance(reward, dict) else [reward]
-    return bool(numbers) and all(isinstance(one, int | float) and math.isfinite(one) for one in numbers)
+    return bool(numbers) and all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
 
 
 def _numbers(reward: Any) -> set[str]:

@@ -73,12 +73,14 @@ class RolloutSourceSuite(ComponentSuite):
             require(not twice, f"rollout {batch.rollout}: the samples {twice} (group, index) were added twice")
 
     def test_the_metrics_are_finite_numbers(self) -> None:
-        for batch, found in self._rollouts(self.make()):
+        for batch, metrics in self._rollouts(self.make()):
             require(
-                isinstance(found, Mapping), f"fill() returned a {type(found).__name__}; accepted: a dict of metrics"
+                isinstance(metrics, Mapping), f"fill() returned a {type(metrics).__name__}; accepted: a dict of metrics"
             )
-            wrong = [name for name, value in found.items() if not _is_finite(value) or not isinstance(name, str)]
-            require(not wrong, f"rollout {batch.rollout}: the metrics {wrong} are no finite numbers with a name")
+            malformed = [name for name, value in metrics.items() if not _is_finite(value) or not isinstance(name, str)]
+            require(
+                not malformed, f"rollout {batch.rollout}: the metrics {malformed} are no finite numbers with a name"
+            )
 
     def test_another_source_continues_from_its_state(self) -> None:
         source, prompts = self.make(), _Prompts(self.samples_per_prompt)
@@ -98,16 +100,16 @@ class RolloutSourceSuite(ComponentSuite):
         self, source: Any, prompts: _Prompts | None = None, *, first: int = 0, count: int = 2
     ) -> list[tuple[_Batch, Any]]:
         """Return the batches of ``count`` rollouts and what ``fill`` returned for each."""
-        found, prompts = [], prompts or _Prompts(self.samples_per_prompt)
+        rollouts, prompts = [], prompts or _Prompts(self.samples_per_prompt)
         for number in range(first, first + count):
             with make_engine() as engine:
                 batch = _Batch(number, prompts, engine)
                 try:
                     with boundary("the rollout source", f"fill() of rollout {number}"):
-                        found.append((batch, asyncio.run(batch.filled_by(source))))
+                        rollouts.append((batch, asyncio.run(batch.filled_by(source))))
                 except PluginError as failure:
                     raise PropertyViolation(str(failure)) from failure.__cause__
-        return found
+        return rollouts
 
 
 class _Prompts(DataSource):
@@ -185,8 +187,8 @@ class _Batch:
 
     async def add(self, groups: Sequence[PromptGroup]) -> None:
         for group in groups:
-            whole = bool(group) and all(isinstance(one, Sample) for one in group)
-            require(whole, f"add() was handed {group!r:.80}; accepted: lists of at least one Sample")
+            is_group = bool(group) and all(isinstance(sample, Sample) for sample in group)
+            require(is_group, f"add() was handed {group!r:.80}; accepted: lists of at least one Sample")
         self.groups += groups
 
 
@@ -199,8 +201,8 @@ def _require_trainable(sample: Sample) -> None:
     length = sample.response_length
     require(0 < length < len(sample.tokens), f"{who} has {length} response tokens of {len(sample.tokens)} in all")
     columns = {"loss_mask": sample.loss_mask, "rollout_log_probs": sample.rollout_log_probs}
-    wrong = [name for name, column in columns.items() if column is not None and len(column) != length]
-    require(not wrong, f"{who} has {length} response tokens and another number of {', '.join(wrong)}")
+    misshapen = [name for name, column in columns.items() if column is not None and len(column) != length]
+    require(not misshapen, f"{who} has {length} response tokens and another number of {', '.join(misshapen)}")
     if sample.reward is not None:
         rewards = sample.reward.values() if isinstance(sample.reward, Mapping) else [sample.reward]
         require(all(map(_is_finite, rewards)), f"{who} has the reward {sample.reward}")

@@ -198,9 +198,9 @@ def _refuse_taken(scaffold: Scaffold) -> None:
     if name in core_sections():
         raise PluginError(f"a plugin cannot be called {name!r}: [{name}] is a section of the core's settings.")
     distribution = scaffold.distribution
-    taken = [plugin for plugin in installed_plugins() if name == plugin.name or distribution == plugin.distribution]
-    if taken:
-        raise PluginError(f"the name {name!r} is taken by {taken[0]}. Choose another.")
+    owners = [plugin for plugin in installed_plugins() if name == plugin.name or distribution == plugin.distribution]
+    if owners:
+        raise PluginError(f"the name {name!r} is taken by {owners[0]}. Choose another.")
     owner = _component_owner(scaffold)
     if owner:
         raise PluginError(

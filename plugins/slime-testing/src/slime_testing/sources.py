@@ -44,8 +44,11 @@ class DataSourceSuite(ComponentSuite):
             for n in sizes:
                 groups = source.next_groups(n)
                 require(len(groups) == n, f"next_groups({n}) returned {len(groups)} groups")
-                found = [len(group) for group in groups]
-                require(set(found) == {of_a_prompt}, f"groups of {of_a_prompt} samples were requested, found {found}")
+                group_sizes = [len(group) for group in groups]
+                require(
+                    set(group_sizes) == {of_a_prompt},
+                    f"groups of {of_a_prompt} samples were requested, found {group_sizes}",
+                )
 
     @given(max_examples=15, sizes=sizes_lists)
     def test_samples_are_pending_and_distinguished_by_their_numbers(self, sizes: list[int]) -> None:
@@ -68,20 +71,20 @@ class DataSourceSuite(ComponentSuite):
         with self._source() as source, self._source() as resumed:
             _drain(source, before)
             resumed.restore(_through_json(source.state()))
-            wanted, found = _drain(source, after), _drain(resumed, after)
-        _require_same(found, wanted, "restored from state(), another source goes on with other prompts or numbers.")
+            expected, actual = _drain(source, after), _drain(resumed, after)
+        _require_same(actual, expected, "restored from state(), another source goes on with other prompts or numbers.")
 
     @given(max_examples=15, before=sizes_lists, number=st.integers(1, 4))
     def test_what_was_put_back_comes_first(self, before: list[int], number: int) -> None:
         with self._source() as source:
             _drain(source, before)
             groups = source.next_groups(number)
-            wanted = [_named(group) for group in groups]
+            expected = [_named(group) for group in groups]
             source.put_back(groups)
-            found = _drain(source, [number])
+            actual = _drain(source, [number])
         require(
-            sorted(map(str, found)) == sorted(map(str, wanted)),
-            f"{wanted} was put back, and {found} came next: groups that were put back are lost or come late.",
+            sorted(map(str, actual)) == sorted(map(str, expected)),
+            f"{expected} was put back, and {actual} came next: groups that were put back are lost or come late.",
         )
 
     @given(max_examples=15, before=sizes_lists, number=st.integers(1, 4))
@@ -90,8 +93,8 @@ class DataSourceSuite(ComponentSuite):
             _drain(source, before)
             source.put_back(source.next_groups(number))
             resumed.restore(_through_json(source.state()))
-            wanted, found = _drain(source, [number, 3]), _drain(resumed, [number, 3])
-        _require_same(found, wanted, "groups that were put back are lost when the source is restored.")
+            expected, actual = _drain(source, [number, 3]), _drain(resumed, [number, 3])
+        _require_same(actual, expected, "groups that were put back are lost when the source is restored.")
 
     @given(max_examples=15, before=sizes_lists, after=sizes_lists)
     def test_a_state_stays_what_it_was(self, before: list[int], after: list[int]) -> None:
@@ -110,21 +113,21 @@ class DataSourceSuite(ComponentSuite):
     @given(max_examples=15, sizes=sizes_lists)
     def test_reading_the_state_changes_nothing(self, sizes: list[int]) -> None:
         with self._source() as source, self._source() as inspected:
-            wanted = _drain(source, sizes)
-            found = []
+            expected = _drain(source, sizes)
+            actual = []
             for n in sizes:
                 inspected.state()
-                found += _drain(inspected, [n])
-        _require_same(found, wanted, "two sources of one request differ, or reading the state moves the stream.")
+                actual += _drain(inspected, [n])
+        _require_same(actual, expected, "two sources of one request differ, or reading the state moves the stream.")
 
     def test_screening_leaves_the_stream_as_it_is(self) -> None:
         if (screen := self._screen()) is None:
             return
         with self._run() as run, self._source() as source:
-            wanted = _drain(source, [3, 9])
+            expected = _drain(source, [3, 9])
             screen(run, PromptScreen(setting="prompt_data"))
-            found = _drain(self.make(run), [3, 9])
-        _require_same(found, wanted, "after screen(), a new source of the same request hands out other prompts.")
+            actual = _drain(self.make(run), [3, 9])
+        _require_same(actual, expected, "after screen(), a new source of the same request hands out other prompts.")
 
     def _screen(self) -> Callable[[RunView, PromptScreen], object] | None:
         """Return the source's ``screen`` (optional), or None."""
@@ -155,10 +158,10 @@ def _named(group: PromptGroup) -> list[tuple[Any, ...]]:
     return [(sample.group_index, sample.index, str(sample.prompt), sample.label) for sample in group]
 
 
-def _require_same(found: list[Any], wanted: list[Any], otherwise: str) -> None:
-    different = next((pair for pair in zip(found, wanted, strict=False) if pair[0] != pair[1]), None)
+def _require_same(actual: list[Any], expected: list[Any], otherwise: str) -> None:
+    different = next((pair for pair in zip(actual, expected, strict=False) if pair[0] != pair[1]), None)
     require(
-        different is None and len(found) == len(wanted),
+        different is None and len(actual) == len(expected),
         f"{otherwise}\nFound {different and different[0]}, wanted {different and different[1]} (group_index, index, "
         "prompt, label).",
     )

@@ -105,7 +105,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
     ) -> None:
         batch = self._batch(packing, settings)
         order = torch.randperm(len(batch.lengths_B), generator=torch.Generator().manual_seed(seed)).tolist()
-        straight_U, shuffled_U = (self._trained(one) for one in (batch, _chosen(batch, order)))
+        straight_U, shuffled_U = (self._trained(shard) for shard in (batch, _chosen(batch, order)))
         wanted_U = straight_U[_tokens(batch, order)]
         require_equal(shuffled_U, wanted_U, "the advantages depend on the order of the samples in the shard.")
 
@@ -117,7 +117,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         if len(batch.lengths_B) < 2:
             return
         split = [0, 1, *split][: len(batch.lengths_B)]  # no rank is empty, because the core gives every rank a sample
-        shares = [[sample for sample, rank in enumerate(split) if rank == wanted] for wanted in (0, 1)]
+        shares = [[sample for sample, rank in enumerate(split) if rank == number] for number in (0, 1)]
         shards = [_chosen(batch, share) for share in shares]
         together_U = self._trained(batch)
         for share, shard, output in zip(shares, shards, _on_ranks(self.make, shards), strict=True):
@@ -134,7 +134,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         more = Packing((*packing.lengths, longer + 3), (*packing.mask, *[0] * (longer + 3)), packing.seed + 1)
         batch = self._batch(padding, settings)
         other = self._overlaid(self._batch(more, settings), batch, len(packing.mask))
-        found_U, wanted_U = (self._trained(one)[: len(packing.mask)] for one in (other, batch))
+        found_U, wanted_U = (self._trained(padded)[: len(packing.mask)] for padded in (other, batch))
         require_equal(
             found_U,
             wanted_U,
@@ -145,8 +145,8 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
     def _estimated(self, batch: ResponseTokens) -> TokenAdvantages:
         """Estimate on one rank that has all samples."""
         output: TokenAdvantages = self.make().estimate(batch, _OneRank())
-        found = type(output).__name__
-        require(isinstance(output, TokenAdvantages), f"estimate() returned {found}; TokenAdvantages is wanted")
+        kind = type(output).__name__
+        require(isinstance(output, TokenAdvantages), f"estimate() returned {kind}; TokenAdvantages is wanted")
         return output
 
     def _trained(self, batch: ResponseTokens) -> torch.Tensor:
@@ -198,8 +198,8 @@ def _texts(packing: Packing) -> dict[str, torch.Tensor]:
 
 
 def _columns(batch: ResponseTokens) -> dict[str, torch.Tensor]:
-    found = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "settings"}
-    return {name: column for name, column in found.items() if column is not None}
+    columns = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "settings"}
+    return {name: column for name, column in columns.items() if column is not None}
 
 
 def _tokens(batch: ResponseTokens, samples: Sequence[int]) -> torch.Tensor:
@@ -211,14 +211,14 @@ def _tokens(batch: ResponseTokens, samples: Sequence[int]) -> torch.Tensor:
 def _chosen(batch: ResponseTokens, samples: list[int]) -> ResponseTokens:
     """Return a shard of these samples, in that order."""
     tokens_U, lengths_B = _tokens(batch, samples), batch.lengths_B[samples]
-    given = _columns(batch)
+    before = _columns(batch)
     columns: dict[str, Any] = {
         name: column[tokens_U] if name.endswith("_U") else column[samples]
-        for name, column in given.items()
+        for name, column in before.items()
         if name != "tokens_T"
     }
-    if "tokens_T" in given:
-        texts = given["tokens_T"].split(given["total_lengths_B"].tolist())
+    if "tokens_T" in before:
+        texts = before["tokens_T"].split(before["total_lengths_B"].tolist())
         columns["tokens_T"] = torch.cat([texts[sample] for sample in samples])
     columns["samples_U"] = torch.repeat_interleave(torch.arange(len(samples)), lengths_B)
     return replace(batch, **columns)
@@ -226,12 +226,12 @@ def _chosen(batch: ResponseTokens, samples: list[int]) -> ResponseTokens:
 
 def _constant(batch: ResponseTokens, value: float) -> ResponseTokens:
     """Return one trained token whose columns all have the value ``value``."""
-    one = {name: torch.full((1,), value) for name, column in _columns(batch).items() if column.is_floating_point()}
-    ones: dict[str, Any] = {**one, "mask_U": torch.ones(1), "lengths_B": torch.ones(1, dtype=torch.int64)}
+    row = {name: torch.full((1,), value) for name, column in _columns(batch).items() if column.is_floating_point()}
+    columns: dict[str, Any] = {**row, "mask_U": torch.ones(1), "lengths_B": torch.ones(1, dtype=torch.int64)}
     if batch.tokens_T is not None and batch.total_lengths_B is not None:
-        ones["total_lengths_B"] = batch.total_lengths_B - batch.lengths_B + 1
-        ones["tokens_T"] = batch.tokens_T[: int(ones["total_lengths_B"])]
-    return replace(batch, **ones, samples_U=torch.zeros(1, dtype=torch.int64))
+        columns["total_lengths_B"] = batch.total_lengths_B - batch.lengths_B + 1
+        columns["tokens_T"] = batch.tokens_T[: int(columns["total_lengths_B"])]
+    return replace(batch, **columns, samples_U=torch.zeros(1, dtype=torch.int64))
 
 
 class _OneRank:
@@ -262,9 +262,9 @@ class _Rendezvous:
             self._changed.wait_for(lambda: len(summands) == self._ranks or self._gone - summands.keys(), LIMIT_S)
             complete = len(summands) == self._ranks
         require(complete, f"a rank waits in its reduction {number + 1}, which another rank never calls. {IN_STEP}")
-        shapes = {tuple(one.shape) for one in summands.values()}
+        shapes = {tuple(rank.shape) for rank in summands.values()}
         require(len(shapes) == 1, f"the ranks reduce tensors of the shapes {sorted(shapes)} together. {IN_STEP}")
-        return torch.stack([summands[one] for one in sorted(summands)]).sum(0)
+        return torch.stack([summands[rank] for rank in sorted(summands)]).sum(0)
 
     def leave(self, rank: int) -> None:
         """Mark the rank as finished."""
@@ -293,7 +293,7 @@ def _on_ranks(make: Callable[[], Any], shards: Sequence[ResponseTokens]) -> list
         futures = [ranks.submit(_estimate_on, make, shard, rendezvous, rank) for rank, shard in enumerate(shards)]
     failures = [failure for future in futures if (failure := future.exception()) is not None]
     # A rank that fails leaves the others waiting, so its own failure is raised first.
-    for failure in sorted(failures, key=lambda one: isinstance(one, PropertyViolation)):
+    for failure in sorted(failures, key=lambda raised: isinstance(raised, PropertyViolation)):
         raise failure
     return [future.result() for future in futures]
 

@@ -42,16 +42,16 @@ class TrackerSuite(ComponentSuite):
     @given(max_examples=15, steps=st.lists(metrics, min_size=1, max_size=4))
     def test_every_metric_is_taken(self, steps: list[dict[str, float]]) -> None:
         with self._tracker() as tracker:
-            for step, found in enumerate(steps):
-                tracker.log(step, found)
+            for step, metrics in enumerate(steps):
+                tracker.log(step, metrics)
 
     @given(max_examples=15, found=metrics)
-    def test_the_metrics_are_not_changed(self, found: dict[str, float]) -> None:
-        before = dict(found)
+    def test_the_metrics_are_not_changed(self, metrics: dict[str, float]) -> None:
+        before = dict(metrics)
         with self._tracker() as tracker:
-            tracker.log(0, found)
-        same = list(found) == list(before) and all(repr(found[name]) == repr(before[name]) for name in before)
-        require(same, f"log() changed the metrics from {before} to {found}; other trackers see the same ones")
+            tracker.log(0, metrics)
+        same = list(metrics) == list(before) and all(repr(metrics[name]) == repr(before[name]) for name in before)
+        require(same, f"log() changed the metrics from {before} to {metrics}; other trackers see the same ones")
 
     def test_one_step_can_be_logged_in_parts(self) -> None:
         with self._tracker() as tracker:

@@ -23,11 +23,11 @@ KEPT = ("tokens", "response_length", "rollout_log_probs", "weight_versions", "gr
 @st.composite
 def groups(draw: Any) -> list[PromptGroup]:
     """Generate one to three finished, rewarded prompt groups; some samples are truncated, some partly masked."""
-    found: list[PromptGroup] = []
+    examples: list[PromptGroup] = []
     for number in range(draw(st.integers(1, 3))):
         rewards = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, -1.0]), min_size=1, max_size=4))
-        found.append([_sample(draw, number, position, reward) for position, reward in enumerate(rewards)])
-    return found
+        examples.append([_sample(draw, number, position, reward) for position, reward in enumerate(rewards)])
+    return examples
 
 
 class SampleTransformSuite(ComponentSuite):
@@ -38,19 +38,19 @@ class SampleTransformSuite(ComponentSuite):
     @given(groups=groups())
     def test_every_group_has_one_answer(self, groups: list[PromptGroup]) -> None:
         answers = self._transformed(copy.deepcopy(groups))
-        found = [type(answer).__name__ for answer in answers]
+        kinds = [type(answer).__name__ for answer in answers]
         require(
             len(answers) == len(groups) and all(isinstance(answer, Transformed) for answer in answers),
-            f"{len(groups)} groups were answered with {found}; one Transformed a group is wanted, in order",
+            f"{len(groups)} groups were answered with {kinds}; one Transformed a group is wanted, in order",
         )
 
     @given(groups=groups())
     def test_no_sample_is_invented_or_handed_on_twice(self, groups: list[PromptGroup]) -> None:
         for group, answer in zip(groups, self._transformed(copy.deepcopy(groups)), strict=True):
-            known, found = [_name(sample) for sample in group], [_name(sample) for sample in answer.samples]
-            require(len(set(found)) == len(found), f"a sample is handed on twice: (group, index) are {found}")
-            new = [name for name in found if name not in known]
-            require(not new, f"samples {new} (group, index) were not in the group, which held {known}")
+            before, after = [_name(sample) for sample in group], [_name(sample) for sample in answer.samples]
+            require(len(set(after)) == len(after), f"a sample is handed on twice: (group, index) are {after}")
+            new = [name for name in after if name not in before]
+            require(not new, f"samples {new} (group, index) were not in the group, which held {before}")
 
     @given(groups=groups())
     def test_a_sample_that_is_left_out_is_counted(self, groups: list[PromptGroup]) -> None:

@@ -38,8 +38,8 @@ def require_cancellable(start: Callable[[], Coroutine[Any, Any, Any]], what: str
             the first time it may be importing modules.
     """
     for turns in TURNS:
-        found = _outcome(start, turns) and _outcome(start, turns)
-        require(found is None, f"{what} {found}")
+        problem = _outcome(start, turns) and _outcome(start, turns)
+        require(problem is None, f"{what} {problem}")
 
 
 def _outcome(start: Callable[[], Coroutine[Any, Any, Any]], turns: int) -> str | None:
@@ -50,9 +50,9 @@ def _outcome(start: Callable[[], Coroutine[Any, Any, Any]], turns: int) -> str |
     done, _ = wait([outcome], timeout=3 * LIMIT_S)
     if not done:
         return f"held the event loop for {3 * LIMIT_S:g} s; await, or use asyncio.to_thread"
-    found = outcome.result()
+    problem = outcome.result()
     thread.join(LIMIT_S)
-    return found
+    return problem
 
 
 async def _reported(start: Callable[[], Coroutine[Any, Any, Any]], turns: int, outcome: Future[str | None]) -> None:

@@ -65,11 +65,11 @@ class MLflow:
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=self._options.uri)
-        kept = TrackedRun(run.folder, "mlflow")
-        run_id = kept.read()
+        stored = TrackedRun(run.folder, "mlflow")
+        run_id = stored.read()
         if run_id is None:
             self._run_id = self._created(run)
-            kept.write(self._run_id)
+            stored.write(self._run_id)
         else:
             self._run_id = run_id
             self._client.update_run(run_id, status="RUNNING")

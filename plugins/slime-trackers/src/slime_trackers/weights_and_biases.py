@@ -63,13 +63,13 @@ class WeightsAndBiases:
             return
         import wandb
 
-        options, kept = self._options, TrackedRun(run.folder, "wandb")
+        options, stored = self._options, TrackedRun(run.folder, "wandb")
         self._run = wandb.init(
             project=options.project or os.environ.get("WANDB_PROJECT") or "slime",
             entity=options.team,
             group=options.group,
             name=None if run.folder is None else run.folder.name,
-            id=kept.read(),
+            id=stored.read(),
             resume="allow",
             mode=options.effective_mode,
             dir=options.dir or run.folder,
@@ -78,7 +78,7 @@ class WeightsAndBiases:
             settings=wandb.Settings(base_url=options.address, console="off"),
         )
         self._run.define_metric("*", step_metric="step")
-        kept.write(self._run.id)
+        stored.write(self._run.id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._run is not None:

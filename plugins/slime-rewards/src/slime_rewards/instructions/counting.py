@@ -54,8 +54,8 @@ def uses_unique_words(response: str, *, N: int) -> bool:
 
 def has_few_function_words(response: str, *, percentage: float) -> bool:
     """True if at most ``percentage`` per cent of the words are function words; False without words."""
-    found = _lower(response)
-    return bool(found) and 100 * len(_matching(_FUNCTION_WORD, found)) <= percentage * len(found)
+    words = _lower(response)
+    return bool(words) and 100 * len(_matching(_FUNCTION_WORD, words)) <= percentage * len(words)
 
 
 def has_two_statements_a_question(response: str) -> bool:
@@ -82,8 +82,8 @@ def names_persons(response: str, *, N: int) -> bool:
 
 def overlaps(response: str, *, reference_text: str, percentage: float) -> bool:
     """True if ``percentage`` per cent, within 2, of the response's character trigrams are in ``reference_text``."""
-    own, other = _trigrams(response), _trigrams(reference_text)
-    return bool(own) and abs(100 * len(own & other) / len(own) - percentage) <= _OVERLAP_SLACK
+    trigrams, other = _trigrams(response), _trigrams(reference_text)
+    return bool(trigrams) and abs(100 * len(trigrams & other) / len(trigrams) - percentage) <= _OVERLAP_SLACK
 
 
 def counts_numbers(response: str, *, N: int) -> bool:
@@ -106,9 +106,9 @@ def repeats_five_keywords(
     response: str, *, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
 ) -> bool:
     """True if the keywords occur 1, 2, 3, 5 and 7 times."""
-    given = (keyword1, keyword2, keyword3, keyword4, keyword5)
-    found = [response.lower().count(keyword.strip().lower()) for keyword in given]
-    return tuple(found) == _TIMES
+    keywords = (keyword1, keyword2, keyword3, keyword4, keyword5)
+    counts = [response.lower().count(keyword.strip().lower()) for keyword in keywords]
+    return tuple(counts) == _TIMES
 
 
 def has_japanese_words(response: str, *, N: int) -> bool:
@@ -156,22 +156,22 @@ def repeats_few_words(response: str, *, small_n: int) -> bool:
 
 def has_keyword_in_sentence(response: str, *, word: str, N: int) -> bool:
     """True if sentence ``N``, counted from 1, contains ``word`` as a whole word."""
-    found = sentences(response)
-    wanted = rf"(?<!\w){re.escape(word.strip())}(?!\w)"
-    return 1 <= N <= len(found) and re.search(wanted, found[N - 1], re.IGNORECASE) is not None
+    parts = sentences(response)
+    pattern = rf"(?<!\w){re.escape(word.strip())}(?!\w)"
+    return 1 <= N <= len(parts) and re.search(pattern, parts[N - 1], re.IGNORECASE) is not None
 
 
 def places_keyword(response: str, *, keyword: str, n: int, m: int) -> bool:
     """True if word ``m`` of sentence ``n`` is the keyword, both counted from 1."""
-    found = sentences(response)
-    inner = words(found[n - 1]) if 1 <= n <= len(found) else []
+    parts = sentences(response)
+    inner = words(parts[n - 1]) if 1 <= n <= len(parts) else []
     return 1 <= m <= len(inner) and inner[m - 1].lower() == keyword.strip().lower()
 
 
 def frames_with_keyword(response: str, *, keyword: str) -> bool:
     """True if the second and the second last word are the keyword."""
-    found = _lower(response)
-    return len(found) > 1 and found[1] == found[-2] == keyword.strip().lower()
+    text = _lower(response)
+    return len(text) > 1 and text[1] == text[-2] == keyword.strip().lower()
 
 
 def chains_sentences(response: str) -> bool:
@@ -183,7 +183,7 @@ def chains_sentences(response: str) -> bool:
 def closes_paragraphs(response: str) -> bool:
     """True if each line of text ends with its first word."""
     inner = [_lower(line) for part in paragraphs(response) for line in part.split("\n")]
-    return all(one[0] == one[-1] for one in inner if one)
+    return all(paragraph[0] == paragraph[-1] for paragraph in inner if paragraph)
 
 
 def grows_sentences(response: str, *, small_n: int) -> bool:
@@ -205,13 +205,13 @@ def alternates_syllables(response: str) -> bool:
 
 def balances_characters(response: str) -> bool:
     """True if the response has three sentences with equally many characters and without a common word."""
-    found = sentences(response)
-    used = [word for sentence in found for word in set(_lower(sentence))]
-    return len(found) == 3 and len({len(sentence) for sentence in found}) == 1 and len(used) == len(set(used))
+    parts = sentences(response)
+    used = [word for sentence in parts for word in set(_lower(sentence))]
+    return len(parts) == 3 and len({len(sentence) for sentence in parts}) == 1 and len(used) == len(set(used))
 
 
-def _matching(pattern: re.Pattern[str], found: Iterable[str]) -> list[str]:
-    return [word for word in found if pattern.fullmatch(word)]
+def _matching(pattern: re.Pattern[str], words: Iterable[str]) -> list[str]:
+    return [word for word in words if pattern.fullmatch(word)]
 
 
 def _lower(text: str) -> list[str]:
@@ -226,8 +226,8 @@ def _trigrams(text: str) -> set[str]:
     return {text[start : start + 3] for start in range(len(text) - 2)}
 
 
-def _alliteration(found: list[str]) -> int:
-    alike = [a[0] == b[0] for a, b in pairwise(found)]
+def _alliteration(words: list[str]) -> int:
+    alike = [a[0] == b[0] for a, b in pairwise(words)]
     return sum(before or after for before, after in zip([False, *alike], [*alike, False], strict=True))
 
 

@@ -63,10 +63,12 @@ def read_instructions(metadata: Mapping[str, Any], where: str) -> list[Instructi
             f"{where}: metadata {IDS} = {names!r}; accepted: a list of instructions, such as "
             "['punctuation:no_comma'].\nName the metadata's field with --metadata-key, or choose another reward model."
         )
-    given = [{}] * len(names) if arguments is None else arguments
-    if not _is_list(given) or len(given) != len(names):
-        raise DataError(f"{where}: metadata {ARGUMENTS} = {given!r}; accepted: one table for each of {names}.")
-    return [_instruction(name, one or {}, where) for name, one in zip(names, given, strict=True)]
+    arguments_of_each = [{}] * len(names) if arguments is None else arguments
+    if not _is_list(arguments_of_each) or len(arguments_of_each) != len(names):
+        raise DataError(
+            f"{where}: metadata {ARGUMENTS} = {arguments_of_each!r}; accepted: one table for each of {names}."
+        )
+    return [_instruction(name, values or {}, where) for name, values in zip(names, arguments_of_each, strict=True)]
 
 
 def variants(response: str) -> list[str]:
@@ -77,23 +79,26 @@ def variants(response: str) -> list[str]:
     """
     lines = response.split("\n")
     cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
-    return [text for one in [response, *cut] for text in (one, one.replace("*", ""))]
+    return [text for variant in [response, *cut] for text in (variant, variant.replace("*", ""))]
 
 
 def _instruction(name: Any, arguments: Any, where: str) -> Instruction:
     if name not in KNOWN:
         raise DataError(f"{where}: instruction {name!r} is not known. Known are {', '.join(sorted(KNOWN))}.")
     # Rows of both benchmarks contain the arguments of all instructions, null where an instruction does not use one.
-    given = {key: _whole(value) for key, value in arguments.items() if value is not None}
-    taken = _parameters(name)
-    missing, unknown = [one for one in taken if one not in given], [one for one in given if one not in taken]
+    values = {key: _whole(value) for key, value in arguments.items() if value is not None}
+    parameters = _parameters(name)
+    missing, unknown = (
+        [parameter for parameter in parameters if parameter not in values],
+        [parameter for parameter in values if parameter not in parameters],
+    )
     if missing or unknown:
-        found = ", ".join(f"{key} = {value!r}" for key, value in given.items()) or "none"
+        shown = ", ".join(f"{key} = {value!r}" for key, value in values.items()) or "none"
         raise DataError(
-            f"{where}: instruction {name!r} takes {', '.join(taken) or 'no arguments'}; its row gives {found}.\n"
+            f"{where}: instruction {name!r} takes {', '.join(parameters) or 'no arguments'}; its row gives {shown}.\n"
             "Correct the row."
         )
-    return Instruction(name, given)
+    return Instruction(name, values)
 
 
 @cache

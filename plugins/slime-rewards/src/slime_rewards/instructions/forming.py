@@ -111,8 +111,8 @@ def lists_with(response: str, *, sep: str) -> bool:
 def starts_with_thesis(response: str) -> bool:
     """True if each section starts with a sentence in italics (``<i>`` or ``<em>``) and continues after it."""
     sections = [part for part in re.split(r"\n\s*\n(?=\s*(?:#|<(?:i|em)>))", response.strip()) if part.strip()]
-    found = [(_ITALICS.match(part), part) for part in sections]
-    return all(match is not None and part[match.end() :].strip() for match, part in found)
+    matches = [(_ITALICS.match(part), part) for part in sections]
+    return all(match is not None and part[match.end() :].strip() for match, part in matches)
 
 
 def has_sub_bullets(response: str) -> bool:
@@ -127,16 +127,16 @@ def goes_over_to_bullets(response: str) -> bool:
     first = next((place for place, line in enumerate(lines) if line.startswith("*")), len(lines))
     sentences_before, listed = sentences("\n".join(lines[:first])), lines[first:]
     return (
-        sum(one.endswith(".") for one in sentences_before) >= 2
+        sum(part.endswith(".") for part in sentences_before) >= 2
         and len(listed) >= 2
-        and all(one.startswith("*") for one in listed)
+        and all(part.startswith("*") for part in listed)
     )
 
 
 def is_in_title_case(response: str) -> bool:
     """True if every word except small ones starts with a capital."""
-    found = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)*", response)
-    return all(word[0].isupper() or (place and _SMALL_WORD.fullmatch(word)) for place, word in enumerate(found))
+    words = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)*", response)
+    return all(word[0].isupper() or (place and _SMALL_WORD.fullmatch(word)) for place, word in enumerate(words))
 
 
 def fills_template(response: str) -> bool:
@@ -151,8 +151,8 @@ def has_no_white_space(response: str) -> bool:
 
 def changes_first_word(response: str, *, prompt_to_repeat: str) -> bool:
     """True if the response is ``prompt_to_repeat`` with another first word."""
-    own, given = response.split(), prompt_to_repeat.split()
-    return own[1:] == given[1:] and own[:1] != given[:1]
+    words, prompt_words = response.split(), prompt_to_repeat.split()
+    return words[1:] == prompt_words[1:] and words[:1] != prompt_words[:1]
 
 
 def repeats_sentence(response: str) -> bool:
@@ -165,15 +165,15 @@ def repeats_span(response: str, *, prompt_to_repeat: str, n_start: int, n_end: i
 
     The prompt includes the last word and the published code excludes it; both are accepted.
     """
-    own, given = response.lower().split(), prompt_to_repeat.lower().split()
-    return own in (given[n_start:n_end], given[n_start : n_end + 1])
+    words, prompt_words = response.lower().split(), prompt_to_repeat.lower().split()
+    return words in (prompt_words[n_start:n_end], prompt_words[n_start : n_end + 1])
 
 
 def prints_multiples(response: str) -> bool:
     """True if the numbers of the response are the multiples of 7 from 10 to 50, in order."""
     # Python refuses to parse numbers of more than 4300 digits.
-    found = [int(number) if len(number) < 100 else None for number in re.findall(r"\d+", response)]
-    return found == list(range(14, 51, 7))
+    numbers = [int(number) if len(number) < 100 else None for number in re.findall(r"\d+", response)]
+    return numbers == list(range(14, 51, 7))
 
 
 def asks_four_questions(response: str) -> bool:
@@ -182,7 +182,7 @@ def asks_four_questions(response: str) -> bool:
     options = [re.findall(r"^\s*\(?[A-Ea-e][.):]\s*\S", part, re.MULTILINE) for part in parts]
     texts = [re.split(r"^\s*\(?[A-Ea-e][.):]", part, maxsplit=1, flags=re.MULTILINE)[0].strip() for part in parts]
     is_longer = all(len(a) < len(b) for a, b in pairwise(texts))
-    return not before.strip() and len(parts) == 4 and all(len(one) == 5 for one in options) and is_longer
+    return not before.strip() and len(parts) == 4 and all(len(option) == 5 for option in options) and is_longer
 
 
 def is_reversed_by_word(response: str) -> bool:
@@ -226,11 +226,11 @@ def is_student_table(response: str) -> bool:
 def lists_dates(response: str) -> bool:
     """True if the response is dates of Napoleon's life as ``YYYY-MM-DD``, separated by commas, and nothing else."""
     try:
-        found = [date.fromisoformat(part.strip()) for part in response.strip().split(",")]
+        dates = [date.fromisoformat(part.strip()) for part in response.strip().split(",")]
     except ValueError:
         return False
     is_formed = re.fullmatch(r"\d{4}-\d\d-\d\d(?:\s*,\s*\d{4}-\d\d-\d\d)*", response.strip()) is not None
-    return is_formed and all(_NAPOLEON[0] <= one <= _NAPOLEON[1] for one in found)
+    return is_formed and all(_NAPOLEON[0] <= day <= _NAPOLEON[1] for day in dates)
 
 
 def lists_countries_backwards(response: str) -> bool:
@@ -241,14 +241,14 @@ def lists_countries_backwards(response: str) -> bool:
     lines = [_ascii(line).strip(string.punctuation + " ") for line in response.split("\n")]
     lines = [line for line in lines if line]
     first = next((place for place, line in enumerate(lines) if "Zimbabwe" in line), len(lines))
-    found = lines[first:]
-    return len(found) >= _FEWEST_COUNTRIES and all(a > b for a, b in pairwise(found))
+    countries = lines[first:]
+    return len(countries) >= _FEWEST_COUNTRIES and all(a > b for a, b in pairwise(countries))
 
 
 def lists_capitals_by_latitude(response: str) -> bool:
     """True if the response is Europe's capitals north of 45 degrees, from north to south, with or without Kyiv."""
-    found = ", ".join(part.strip() for part in _ascii(response).split(",") if part.strip())
-    return found in (_CAPITALS, _CAPITALS.replace(_NOT_PUBLISHED, ""))
+    capitals = ", ".join(part.strip() for part in _ascii(response).split(",") if part.strip())
+    return capitals in (_CAPITALS, _CAPITALS.replace(_NOT_PUBLISHED, ""))
 
 
 def _ascii(text: str) -> str:
@@ -260,7 +260,7 @@ def _options(options: str | Sequence[str]) -> list[str]:
     """Return the options of a row: a list, or a text in which ``/``, `` or `` or commas separate them."""
     if not isinstance(options, str):
         return list(options)
-    divider = next((one for one in ("/", " or ", ",") if one in options), None)
+    divider = next((text for text in ("/", " or ", ",") if text in options), None)
     return [options] if divider is None else options.split(divider)
 
 

@@ -63,8 +63,8 @@ def starts_paragraph(response: str, *, num_paragraphs: int, nth_paragraph: int, 
     parts = [part.strip() for part in response.split("\n\n") if part.strip()]
     if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
         return False
-    found = re.match(r"[\"'“‘]*([^\s.,?!'\"’”]*)", parts[nth_paragraph - 1])
-    return found is not None and found[1].lower() == first_word.lower()
+    match = re.match(r"[\"'“‘]*([^\s.,?!'\"’”]*)", parts[nth_paragraph - 1])
+    return match is not None and match[1].lower() == first_word.lower()
 
 
 def counts_placeholders(response: str, *, num_placeholders: int) -> bool:

@@ -62,15 +62,15 @@ def sentences(text: str) -> list[str]:
 
 
 def _sentences(paragraph: str) -> list[str]:
-    found, start, length = [], 0, len(paragraph.rstrip())
+    sentences_of_paragraph, start, length = [], 0, len(paragraph.rstrip())
     for end in _END.finditer(paragraph):
         candidate = paragraph[start : end.end()].strip()
         if end.end() < length and _SHORT.search(candidate, max(0, len(candidate) - LONGEST_SHORT)):
             continue
-        found.append(candidate)
+        sentences_of_paragraph.append(candidate)
         start = end.end()
-    rest = paragraph[start:].strip()
-    return [one for one in [*found, rest] if one]
+    last = paragraph[start:].strip()
+    return [sentence for sentence in [*sentences_of_paragraph, last] if sentence]
 
 
 def one_of(listed: str) -> re.Pattern[str]:
@@ -78,21 +78,21 @@ def one_of(listed: str) -> re.Pattern[str]:
     return re.compile(listed.replace(" ", "|"))
 
 
-def compare(count: int, relation: str, wanted: int) -> bool:
-    """Return whether ``count`` is ``less than`` or ``at least`` ``wanted``.
+def compare(count: int, relation: str, limit: int) -> bool:
+    """Return whether ``count`` is ``less than`` or ``at least`` ``limit``.
 
     Raises:
         DataError: the relation is neither.
     """
     if relation not in RELATIONS:
         raise DataError(f"relation = {relation!r}; accepted: {' and '.join(map(repr, RELATIONS))}.\nCorrect the row.")
-    return count < wanted if relation == RELATIONS[0] else count >= wanted
+    return count < limit if relation == RELATIONS[0] else count >= limit
 
 
 def fenced(text: str) -> str:
     """Return the content of a code fence that encloses the whole text, else the text; stripped."""
-    found = re.fullmatch(r"```[A-Za-z]*\s*\n?(.*?)\n?\s*```", text.strip(), re.DOTALL)
-    return (found[1] if found else text).strip()
+    match = re.fullmatch(r"```[A-Za-z]*\s*\n?(.*?)\n?\s*```", text.strip(), re.DOTALL)
+    return (match[1] if match else text).strip()
 
 
 def detected(text: str) -> str:
@@ -107,9 +107,9 @@ def require_language(code: str) -> str:
     Raises:
         DataError: the language is unknown.
     """
-    language, known = code.lower().partition("-")[0], sorted(_languages().labels)
-    if language not in known:
-        raise DataError(f"language = {code!r}; known are {', '.join(known)}.\nCorrect the row.")
+    language, labels = code.lower().partition("-")[0], sorted(_languages().labels)
+    if language not in labels:
+        raise DataError(f"language = {code!r}; known are {', '.join(labels)}.\nCorrect the row.")
     return language
 
 
@@ -121,6 +121,6 @@ def _languages() -> Any:
     """
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-    found = LanguageIdentifier.from_model_file(MODEL_FILE)
-    found.set_languages([one for one in found.labels if len(one) == 2])
-    return found
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
+    identifier.set_languages([label for label in identifier.labels if len(label) == 2])
+    return identifier

@@ -88,8 +88,8 @@ def train_step(
     """
     (architecture,) = json.loads((model / "config.json").read_text(encoding="utf-8"))["architectures"][:1]
     flags = ["--device", "cpu", *flags]
-    seen = peek(flags)
-    active = with_functions(activate_line(seen, architecture=architecture))
+    peeked = peek(flags)
+    active = with_functions(activate_line(peeked, architecture=architecture))
     resolved = load(flags, **active.for_load, check_rules=False)
     settings = LearnerSettings(
         resolved.config,
