@@ -86,7 +86,7 @@ class CorrectionSuite(ComponentSuite):
             found_T, wanted_T = (getattr(output, name).where(terms.mask_T != 0, 0.0) for output in (holed, clean))
             require_equal(found_T, wanted_T, f"masked tokens that hold {hole} change {name} of trained ones. {advice}")
 
-    @given(packing=rows(), rest=rows())
+    @given(packing=rows(), others=rows())
     def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(self, packing: Packing, others: Packing) -> None:
         alone, together = self._corrected(self._terms(packing, 0.5)), self._corrected(self._joined(packing, others))
         for name in ("weights_T", "mask_T"):

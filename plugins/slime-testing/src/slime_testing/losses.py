@@ -69,7 +69,7 @@ class PolicyLossSuite(ComponentSuite):
         clean_T, _ = self._loss_and_gradient(terms)
         require_equal(loss_T, clean_T, f"masked tokens that hold {hole} change the loss of trained ones.")
 
-    @given(packing=rows(), rest=rows(), settings=settings)
+    @given(packing=rows(), others=rows(), settings=settings)
     def test_the_losses_of_a_sequence_do_not_depend_on_the_rest_of_the_batch(
         self, packing: Packing, others: Packing, settings: LossSettings
     ) -> None:

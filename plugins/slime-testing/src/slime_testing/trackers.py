@@ -45,7 +45,7 @@ class TrackerSuite(ComponentSuite):
             for step, metrics in enumerate(steps):
                 tracker.log(step, metrics)
 
-    @given(max_examples=15, found=metrics)
+    @given(max_examples=15, metrics=metrics)
     def test_the_metrics_are_not_changed(self, metrics: dict[str, float]) -> None:
         before = dict(metrics)
         with self._tracker() as tracker:
