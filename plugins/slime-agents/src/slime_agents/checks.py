@@ -98,7 +98,7 @@ def _inside(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _node(source: FunctionSource) -> ast.AST | None:
-    """Return the definition or the assigned value that ``source`` names; None: the text does not show it."""
+    """Return the definition or the assigned value that ``source`` names; None if the text does not show it."""
     text = source.content if source.content is not None else _text_of_module(source.code.module)
     if text is None:
         return None
@@ -122,7 +122,7 @@ def _is_definition(node: ast.AST | None) -> bool:
 
 
 def _names(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.AST | None]]:
-    """Yield the names that statements define, each with its definition or value; None: unknown."""
+    """Yield the names that statements define, each with its definition or value; None if unknown."""
     for node in body:
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
             yield node.name, node
@@ -142,7 +142,7 @@ def _defined_by(node: ast.AST) -> Iterator[str]:
 
 
 def _text_of_module(module: str) -> bytes | None:
-    """Return the text of a module without importing its packages; None: it is not a file below its package."""
+    """Return the text of a module without importing its packages; None if it is not a file below its package."""
     first, *others = module.split(".")
     spec = importlib.util.find_spec(first)
     for name in others:

@@ -55,7 +55,7 @@ class Request:
     Arguments:
         messages: the history, in the format of OpenAI's chat completions.
         tools: descriptions of functions; empty: no tools.
-        max_tokens: limit on the answer, in tokens; None: the limit of the run.
+        max_tokens: limit on the answer, in tokens; None means the limit of the run.
         stop: texts that end the answer, in addition to those of the run.
         n: number of answers.
     """
@@ -281,8 +281,8 @@ class Rollout:
         return self.num_turns + self.num_retries
 
     def _is_retried(self, answer: ReadMessage, turn: Turn) -> bool:
-        """Whether the model must answer again: all calls of ``turn`` are invalid, so the agent would take the turn for
-        a final answer."""
+        """Return whether the model must answer again: all calls of ``turn`` are invalid, so the agent would take the
+        turn for a final answer."""
         is_answer = not answer.errors or bool(answer.message.get("tool_calls"))
         return not is_answer and turn.finish_reason != "length" and self._turns_used < self._max_turns
 
@@ -301,7 +301,7 @@ class Rollout:
             return  # a new conversation
         ended = [branch for branch in self._branches if branch.ends]
         if not ended:
-            return  # no reply is recorded yet: the agent brought its own history
+            return  # no reply is recorded yet: the agent sent a history that it did not sample here
         is_part = any(_is_part(request.messages, branch.history) for branch in ended)
         self.breaks["truncated" if is_part else "edited"] += 1
 

@@ -339,7 +339,7 @@ async def _stream(request: web.Request, body: Mapping[str, Any], *, shows_usage:
     """Send ``body`` as server-sent events: for each choice its message in one piece, then its finish reason.
 
     Arguments:
-        shows_usage: send the usage in a last event without choices, which clients expect only if they asked for it.
+        shows_usage: send the usage in a last event without choices, which clients expect only on request.
     """
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     response.force_close()

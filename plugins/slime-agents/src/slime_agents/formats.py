@@ -1,4 +1,4 @@
-"""How models write tool calls and thoughts, so that no call is lost and none runs inside thoughts.
+"""Formats in which models write tool calls and thoughts, so that no call is lost and none runs inside thoughts.
 
 SGLang's parsers drop a call of an unknown tool and a call that they cannot read, and they parse thoughts like any other
 text. The marks here tell such a turn from one that calls nothing. They are those of sglang 0.5.23
@@ -31,7 +31,7 @@ class CallFormat:
 
     @property
     def is_known(self) -> bool:
-        """Whether the marks are known."""
+        """True if the marks are known."""
         return self is not _NOWHERE
 
     @cached_property

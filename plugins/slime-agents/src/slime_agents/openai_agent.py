@@ -137,7 +137,7 @@ class OpenAIAgent:
 
 
 def _numbers(result: object) -> list[float] | None:
-    """Return the rewards that an agent returned; None: it returned something else.
+    """Return the rewards that an agent returned; None if it returned something else.
 
     Raises:
         ValueError: a reward is not finite.

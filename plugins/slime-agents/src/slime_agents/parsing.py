@@ -112,7 +112,7 @@ def turn_text(token_ids: Sequence[int], encoder: Encoder) -> str:
 
 
 def prompt_end(token_ids: Sequence[int], encoder: Encoder) -> str:
-    """Decode the end of the ids before a turn, where the chat template may have opened thoughts."""
+    """Decode the end of the ids before a turn, in which the chat template may have opened thoughts."""
     return encoder.decode_all(list(token_ids[-OPENING_TOKENS:]))
 
 

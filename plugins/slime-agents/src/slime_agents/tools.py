@@ -109,7 +109,7 @@ class Toolbox:
 
     Arguments:
         given: the objects that ``--tools`` names: functions, and lists or tuples of functions.
-        max_chars: limit on an answer, in characters; the rest is left out, and the answer says so.
+        max_chars: limit on an answer, in characters; a longer answer is cut, and ends with a note.
 
     Raises:
         PluginError: an object is not a tool, or two tools have the same name.

@@ -68,7 +68,9 @@ def main(argv: Sequence[str]) -> int:
         return run(arguments)
     except SlimeError:
         if rank > 0:
-            time.sleep(REPORT_S)  # all ranks find most errors; torchrun ends this one after rank 0 has printed its own
+            time.sleep(
+                REPORT_S
+            )  # all ranks find most errors; torchrun ends this one after rank 0 has printed its error
         raise
     finally:
         signal.signal(signal.SIGTERM, before)

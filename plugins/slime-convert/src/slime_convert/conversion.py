@@ -39,7 +39,7 @@ class Conversion:
         overwrites: True: an existing checkpoint at the target is replaced.
         plugins: plugins to use in addition to the one that builds the architecture.
         trust_remote_code: True: the checkpoint's own Python code may run.
-        layout: layout of the model over the processes; None: one pipeline stage per process.
+        layout: layout of the model over the processes; None means one pipeline stage per process.
         progress: called on rank 0.
     """
 
@@ -89,8 +89,8 @@ def to_hugging_face(
     """Write the torch_dist checkpoint ``source`` as the Hugging Face folder ``target``. Collective.
 
     Arguments:
-        origin: Hugging Face folder with config and tokenizer; None: use those in the checkpoint.
-        vocab_size: rows of the embedding without padding; None: as in ``config.json``.
+        origin: Hugging Face folder with config and tokenizer; None uses those in the checkpoint.
+        vocab_size: rows of the embedding without padding; None means as in ``config.json``.
 
     Raises:
         ConfigError: the source is not such a checkpoint, or the target exists.
@@ -183,7 +183,7 @@ def _open_torch_dist(
 
 
 def _casts_of(folder: Path) -> dict[str, str]:
-    """Return what ``CASTS`` says in a torch_dist folder; empty: the folder has no such file."""
+    """Return the entries of ``CASTS`` in a torch_dist folder; empty if it has no such file."""
     file = folder / CASTS
     if not file.exists():
         return {}

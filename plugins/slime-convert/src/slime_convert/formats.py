@@ -35,13 +35,13 @@ def carried_folder(folder: Path) -> Path:
     if (config := config_folder(folder)) is not None:
         return config
     raise ConfigError(
-        f"{folder} carries no {CARRIED}/config.json, as the checkpoints of runs and of slime convert do, so nothing "
-        "says which model it is. Give --origin-hf-dir: the Hugging Face folder that it was made from."
+        f"{folder} carries no {CARRIED}/config.json, as the checkpoints of runs and of slime convert do, so the "
+        "model is unknown. Give --origin-hf-dir: the Hugging Face folder that it was made from."
     )
 
 
 def read_object(file: Path) -> dict[str, JsonValue] | None:
-    """Return the JSON object in ``file``; None: there is none that can be read."""
+    """Return the JSON object in ``file``; None if there is none that can be read."""
     try:
         if not file.is_file() or file.stat().st_size > MOST_BYTES:
             return None

@@ -108,7 +108,7 @@ class ConvertedModel:
         self, spec: MBridgeSpec, config: Mapping[str, Any], *, dtype: torch.dtype, layout: ParallelLayout
     ) -> None:
         # The initialisers do nothing, so that Linux maps no pages. perform_initialization=False would omit the
-        # attributes that say how a parameter is split (tensor_parallel/layers.py:265).
+        # attributes that describe the split of a parameter (tensor_parallel/layers.py:265).
         methods = ("init_method", "embedding_init_method", "output_layer_init_method")
         settings: dict[str, Any] = {**dict.fromkeys(methods, _leave_alone), "calculate_per_token_loss": True}
         with boundary("the model spec", "building the model", locate=True, passes=(ConfigError, CheckpointError)):

@@ -5,7 +5,7 @@
 
 A line is :meth:`~slime_core.types.Sample.to_dict` of one sample; ``tokens``, ``response_length``, ``status`` and
 ``rollout_log_probs`` are required, other fields may be left out. Adjacent lines with one ``group_index`` are a group; a
-line without ``group_index`` is a group of its own. Each file is read once: the named file, or each ``.jsonl`` file of a
+line without ``group_index`` is a separate group. Each file is read once: the named file, or each ``.jsonl`` file of a
 folder, by name, as it appears. Move complete files into the folder; names that start with a dot or an underscore are
 ignored.
 """
@@ -38,7 +38,7 @@ class Arrivals:
     """The groups of a file, or of the files that appear in a folder.
 
     Arguments:
-        path: the file or folder; None: there are no trajectories.
+        path: the file or folder; None if there are no trajectories.
     """
 
     def __init__(self, path: Path | None, request: PromptRequest, run: RunView) -> None:
@@ -113,7 +113,7 @@ def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _group_of(raw: Row) -> tuple[str, Any]:
-    """Return the key of the line's group; a line that is invalid or has no ``group_index`` is a group of its own."""
+    """Return the key of the line's group; a line that is invalid or has no ``group_index`` is a separate group."""
     try:
         number = content_of(raw).get("group_index")
     except DataError:

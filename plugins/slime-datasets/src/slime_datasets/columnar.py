@@ -32,7 +32,7 @@ process is killed by SIGBUS without a message."""
 
 
 _BROKEN = (OSError, ValueError, OverflowError, MemoryError, StopIteration)
-"""Exceptions that pyarrow raises for corrupt files, in addition to its own classes."""
+"""Exceptions that pyarrow raises for corrupt files, in addition to pyarrow's classes."""
 
 
 class _Counted:

@@ -18,7 +18,7 @@ def open_rows(path: Path, *, window: int | None = 0) -> Rows:
 
     Arguments:
         window: largest distance from file order in which rows are read. 0: in file order; N: in any order among N
-            neighbours, then among the next N; None: in any order among all.
+            neighbours, then among the next N; None means in any order among all.
 
     Raises:
         DataError: there are no such files, or one cannot be read.

@@ -1,16 +1,16 @@
 """Finds what the assistant wrote in a conversation, as the model would have sampled it: after the generation prompt, up
 to the token that ends the turn. It works for any chat template and needs no name of a family.
 
-    turn       the messages before it, rendered with the generation prompt, are what an engine would be sent. Rendered
+    turn       the messages before it, rendered with the generation prompt, are the request to an engine. Rendered
                again with the turn, the text continues this prompt: the continuation is trained
     thoughts   if the template leaves out thoughts of the message, or the generation prompt opens thoughts that the
-               template does not write, the message's own text is trained, and what the template writes after it
+               template does not write, the message's text is trained, and the template's text after it
     end        the first token after the text of the message at which engines stop. If there is none, but the template
                opens the next turn with one (GLM), that one
     sequence   a turn continues the sequence of the turn before it if its prompt does. If not, because the template
                leaves thoughts out of earlier turns, it starts another sequence
 
-Every turn is compared with the messages: it ends with the text of its own and holds no other.
+Every turn is compared with the messages: it ends with the text of its message and contains no other message.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Turn:
 
     Arguments:
         place: of the message in the conversation, from 0.
-        prompt: what an engine would be sent before the turn.
-        text: what the model would have sampled before the end token.
+        prompt: text that an engine would get before the turn.
+        text: text that the model would have sampled before the end token.
         end: the end token, or a special token of the template at which no engine stops.
         stops: engines stop at ``end``.
         lacks_thoughts: the message holds thoughts, and the text does not.
@@ -133,14 +133,14 @@ def conversations(encoder: PromptEncoder, messages: Sequence[Message], *, tools:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a message of the assistant says.
+    """Content of a message of the assistant.
 
     Arguments:
         thoughts: None: it holds none.
         answer: the text after the thoughts.
         whole: both as one text.
         calls: names of the tools that it calls.
-        in_text: the thoughts stand in the content, not in a field of their own.
+        in_text: the thoughts are in the content, not in a separate field.
     """
 
     thoughts: str | None
@@ -160,7 +160,7 @@ class _Content:
         return cls(thoughts, text, content, calls, in_text=False)
 
     def is_lost_in(self, text: str) -> bool:
-        """Whether the message holds thoughts and ``text`` does not."""
+        """Return whether the message has thoughts that ``text`` lacks."""
         return self.thoughts is not None and self.thoughts.strip() not in text
 
     def after(self, opened: re.Match[str]) -> str:
@@ -207,7 +207,7 @@ class _Rendering:
         return Turn(self._place, prompt, text, end, stops, self._content.is_lost_in(text))
 
     def _after_prompt(self) -> tuple[str, str, str]:
-        """Return the prompt of the turn, the header at the prompt's end, and what comes after it."""
+        """Return the prompt of the turn, the header at the prompt's end, and the text after it."""
         prompt, bare = self._render(self._before, asks=True), self._render(self._before)
         written = self._render([*self._before, self._messages[self._place]])
         if prompt == bare:  # no generation prompt: a header that the template writes is not part of the turn
@@ -230,14 +230,14 @@ class _Rendering:
         return prompt, header, answer + tail
 
     def _spoils_thoughts(self, text: str, opened: re.Match[str] | None) -> bool:
-        """Whether the template leaves out thoughts that it knows of, or writes empty ones before them."""
+        """Return whether the template supports thoughts and omits these, or writes empty thoughts before them."""
         content = self._content
         if not content.in_text:
             return opened is not None and content.is_lost_in(text)
         return content.is_lost_in(text) or text.count(END_THINK) > content.whole.count(END_THINK)
 
     def _ended(self, text: str) -> tuple[str, str, bool]:
-        """Split ``text`` into the turn and the token that ends it; whether engines stop there. What follows is lost."""
+        """Split ``text`` into the turn and the token that ends it, and whether engines stop there. The rest is lost."""
         answer = self._content.answer.strip()
         first = text.rfind(answer) + len(answer) if answer and answer in text else 0
         stops = self._stops()
@@ -262,7 +262,7 @@ class _Rendering:
         return [stop for stop in (encoder.decode_all([token]) for token in ids) if stop]
 
     def _following(self) -> str:
-        """What the template writes right after the turn as soon as another message follows."""
+        """Return the text that the template writes right after the turn as soon as another message follows."""
         _, tail = self._around()
         role = "tool" if self._content.calls else "user"
         try:
@@ -272,12 +272,12 @@ class _Rendering:
         return longer.removeprefix(tail) if longer.startswith(tail) else ""
 
     def _around(self, *following: Message) -> tuple[str, str]:
-        """What the template writes before and after the content of the turn, without thoughts."""
+        """Return the text that the template writes before and after the content of the turn, without thoughts."""
         marked = {key: value for key, value in self._messages[self._place].items() if key not in REASONING}
         text = self._render([*self._before, {**marked, "content": PLACEHOLDER}, *following])
         if text.count(PLACEHOLDER) != 1:
             raise DataError(
-                "the chat template does not write the content of the turn as it is, so that its start and end cannot "
+                "the chat template changes the content of the turn, so that its start and end cannot "
                 "be found. Give another template (tokenizer_config.json, chat_template.jinja)"
             )
         head, _, tail = text.partition(PLACEHOLDER)
@@ -291,7 +291,7 @@ class _Rendering:
     def _check_own(self, header: str, text: str) -> None:
         """Raise DataError unless ``text`` ends with the answer, holds every call and starts after the header."""
         opened, answer = OPENED.search(header), self._content.answer.strip()
-        if opened is not None:  # thoughts that never end: their start stands in the prompt
+        if opened is not None:  # thoughts that never end: their start is in the prompt
             answer = answer.removeprefix(f"<{opened[1]}>").strip()
         lost = [name for name in self._content.calls if name not in text]
         if lost:
@@ -313,7 +313,7 @@ class _Rendering:
             )
 
     def _check_others(self, text: str) -> None:
-        """Raise DataError if another message's text stands beside this one's; what the template writes is no text."""
+        """Raise DataError if the text contains another message; text of the template does not count."""
         if self._content.calls:  # arguments of a call may quote any message
             return
         remaining = text
@@ -355,7 +355,7 @@ def _tokenized(encoder: PromptEncoder, turns: list[Turn]) -> Conversation:
     ids = [token for piece in pieces for token in piece]
     mask = [number % 2 for number, piece in enumerate(pieces) for _ in piece]
     if encoder.decode_all(ids) != encoder.decode_all(encoder.encode_text(text)):
-        # A tokenizer may add a space in front of every text, or drop one after a token of its own.
+        # A tokenizer may add a space in front of every text, or drop one after a special token.
         ids, mask = _by_letters(encoder, text, turns)
     if 1 not in mask:
         raise DataError("the messages of the assistant have no tokens; accepted: a message with a text")

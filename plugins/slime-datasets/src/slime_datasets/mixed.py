@@ -17,7 +17,7 @@ BLOCK = 1000
 
 
 class Mixed:
-    """Several streams, interleaved evenly; each has its own epochs.
+    """Several streams, interleaved evenly; each counts epochs separately.
 
     Arguments:
         parts: streams and their weights.

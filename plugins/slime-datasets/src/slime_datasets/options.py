@@ -38,7 +38,7 @@ class DatasetsOptions(PluginOptions):
         UsedBy("prompts", "buffered"),
         Conflicts("prompt_data"),
     ] = ()
-    """A weighted mix of prompt files in place of prompt_data: a.jsonl 0.7 b.parquet 0.3. Empty: prompt_data alone."""
+    """A weighted mix of prompt files instead of prompt_data: a.jsonl 0.7 b.parquet 0.3. Empty: prompt_data alone."""
     streaming_data: Annotated[bool, Flag("--streaming-data", section=SECTION), UsedBy("prompts", "buffered")] = False
     """Read prompts as they are needed: large files start at once and need no memory. False: load them into memory."""
     shuffle_window: Annotated[
@@ -60,8 +60,8 @@ class DatasetsOptions(PluginOptions):
         Flag("--loss-mask-type", section=SECTION),
         UsedBy("from_messages"),
     ] = "auto"
-    """How from_messages finds the assistant's turns: as the chat template writes them. slime's names of families of
-    templates (qwen, qwen3, qwen3_5, distill_qwen) mean the same."""
+    """Way of from_messages to find the assistant's turns: as the chat template writes them. slime's names of families
+    of templates (qwen, qwen3, qwen3_5, distill_qwen) mean the same."""
     buffer_filter: Annotated[
         Literal["oldest", "newest", "prioritised", "stratified"],
         Flag("--buffer-filter", section=SECTION),

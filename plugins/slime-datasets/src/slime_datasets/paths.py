@@ -44,7 +44,7 @@ class PromptPath:
     Arguments:
         pattern: a file, a folder or a pattern.
         start: the first row, from 0.
-        stop: the row after the last; None: to the end.
+        stop: the row after the last; None means to the end.
     """
 
     pattern: Path
@@ -82,7 +82,7 @@ class PromptPath:
 
 
 def format_of(path: Path) -> str | None:
-    """Return the format of a file or folder: its suffix or marker; None: JSON Lines, or a folder of prompt files.
+    """Return the format of a file or folder: its suffix or marker; None means JSON Lines, or a folder of prompt files.
 
     Example: ``format_of(Path("a.parquet"))`` is ``"parquet"``.
     """

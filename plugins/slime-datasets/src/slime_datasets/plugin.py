@@ -53,7 +53,7 @@ def slime_settings(options: DatasetsOptions, settings: Mapping[str, JsonValue]) 
 
 @hookimpl
 def slime_check(plan: RunPlan, options: DatasetsOptions, trains: bool) -> Iterator[str]:
-    if trains:  # an evaluation has its own prompts and no buffer
+    if trains:  # an evaluation has other prompts and no buffer
         yield from _mix(options)
         yield from _buffer(plan, options)
 

@@ -1,7 +1,7 @@
 """Makes prompts of rows; every mistake names file and line.
 
-Columnar files have types that JSON lacks, and give all objects of a column the same fields, with null where a row has
-no value. ``_without_gaps``, ``_label`` and ``_input`` bring rows of both kinds of files to one form.
+Columnar files have types that JSON lacks, and give all objects of a column the same fields, null if a row has no
+value. ``_without_gaps``, ``_label`` and ``_input`` bring rows of both kinds of files to one form.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def prompts_of(
     """Yield all prompts of a request, each with its row; empty lines are skipped.
 
     Arguments:
-        most_bytes: stop after the row that exceeds this size; None: read all.
-        bad: list to which the mistakes of unreadable rows are added; None: the first mistake is raised.
+        most_bytes: stop after the row that exceeds this size; None reads all.
+        bad: list to which the mistakes of unreadable rows are added; None if the first mistake is raised.
 
     Raises:
         DataError: a file cannot be read, there is no row, or a row lacks a field or has a value of a wrong type.

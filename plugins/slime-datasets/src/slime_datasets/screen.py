@@ -159,7 +159,7 @@ def _length(row: PromptRow, tokenizer: PromptTokenizer) -> int:
 
 
 def _longest_response(row: PromptRow, limits: PromptLimits) -> int:
-    """Return the longest response in tokens; a row may set its own."""
+    """Return the longest response in tokens; a row may set another limit."""
     sampling = row.metadata.get(SAMPLING_PARAMS)
     longest = sampling.get("max_new_tokens") if isinstance(sampling, dict) else None
     return longest if isinstance(longest, int) else limits.response

@@ -30,7 +30,7 @@ class Streamed:
     which needs it.
 
     Arguments:
-        window: shuffle only within windows of this many adjacent rows; None: among all rows.
+        window: shuffle only within windows of this many adjacent rows; None means among all rows.
 
     Raises:
         DataError: a file does not exist, or the files have no rows.

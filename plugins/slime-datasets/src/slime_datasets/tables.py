@@ -52,7 +52,7 @@ class Row:
 
     @property
     def is_blank(self) -> bool:
-        """Whether it is an empty line."""
+        """True if it is an empty line."""
         return isinstance(self.content, bytes) and not self.line.strip()
 
     @property

@@ -39,7 +39,7 @@ class Fit:
 
     Arguments:
         size: number of samples of a group.
-        vocab_size: size of the model's vocabulary; None: unknown.
+        vocab_size: size of the model's vocabulary; None if unknown.
         reward_key: name of the reward that is trained, if a sample has several.
         filter: checks components that a trajectory's metadata name.
     """
@@ -65,7 +65,7 @@ def read_trajectories(lines: Sequence[Row], fit: Fit) -> PromptGroup:
     group = [_sample(raw, fit) for raw in lines]
     if len(group) != fit.size:
         number = group[0].group_index
-        which = "a sample without group_index, which is a group of its own," if number is None else f"group {number}"
+        which = "a sample without group_index, which is a separate group," if number is None else f"group {number}"
         raise DataError(
             f"{lines[0].place}: {which} has {len(group)} samples, and n_samples_per_prompt = {fit.size}; accepted: "
             "groups of that size, their lines together"

@@ -18,7 +18,7 @@ class Finding:
         check: name of the check.
         level: ``fail``: a run does not work, or not as the machine is meant to be used; ``warn``: some runs do not.
         text: result of the check.
-        next_step: what to do; empty: nothing.
+        next_step: advice to the user; may be empty.
     """
 
     check: str

@@ -65,7 +65,7 @@ def python(version: tuple[int, ...], system: str, processor: str) -> Finding:
     if version not in PYTHONS:
         return Finding("python", "fail", text, "make an environment of Python 3.11 or 3.12 (docs/install.md)")
     if (system, processor) != ("Linux", "x86_64"):
-        return Finding("python", "warn", f"{text}; tested is Linux x86_64", "use such a machine where a run fails here")
+        return Finding("python", "warn", f"{text}; tested is Linux x86_64", "use such a machine if a run fails here")
     return Finding("python", "ok", text)
 
 

@@ -193,7 +193,7 @@ def devices(torch: Torch, gpus: Sequence[Gpu], driver_cuda: str) -> Finding:
     text = f"{len(torch['devices'])} x {shown}, torch for CUDA {torch['cuda']}"
     if gpus:
         text += f", driver {gpus[0]['driver']} for CUDA {driver_cuda or 'unknown'}"
-    # A driver runs builds of its own major version, newer minor ones too (CUDA, "Minor Version Compatibility").
+    # A driver runs builds of the same major version, also newer minor ones (CUDA, "Minor Version Compatibility").
     if driver_cuda and int(driver_cuda.partition(".")[0]) < int(torch["cuda"].partition(".")[0]):
         return Finding("devices", "fail", text, f"update the driver, or install torch for CUDA {driver_cuda}")
     if not torch["devices"]:

@@ -26,7 +26,7 @@ def gspo(terms: LossTerms) -> LossOutput:
     GSPO-token: each token has the response's ratio, whose gradient reaches that token alone,
     ``log s_t = sg(log s) + log_p_t - sg(log_p_t)``, where ``sg`` stops the gradient. If advantages are equal within a
     response, the gradient, averaged over the response, equals that of the plain form. If they differ, as with
-    ``--use-opd``, each token uses its own advantage.
+    ``--use-opd``, each token uses the advantage at its position.
 
     Source: equations 7, 13 and 14 (section 4.3). The paper's clip ranges are about 3e-4: two orders of magnitude below
     those of token ratios.

@@ -13,7 +13,7 @@ from slime_models.shape import Experts, Latent, Shape
 __all__ = ["Argument", "arguments"]
 
 Argument = tuple[str, str | int | float | None]
-"""Flag without dashes, and its value; None: the flag takes no value."""
+"""Flag without dashes, and its value; None if the flag takes no value."""
 
 
 def arguments(shape: Shape) -> Iterator[Argument]:

@@ -1,4 +1,4 @@
-"""Identifies the family and the presets of a ``config.json``, and lists where it differs from a preset."""
+"""Identifies the family and the presets of a ``config.json``, and lists the differences from a preset."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Match:
     Arguments:
         families: families with its architecture and model type, usually one.
         presets: presets with its shape.
-        nearest: the preset that differs in the fewest fields; None: ``presets`` is not empty.
+        nearest: the preset that differs in the fewest fields; None if ``presets`` is not empty.
     """
 
     families: tuple[Family, ...]

@@ -50,7 +50,7 @@ def llama(config: Mapping[str, Any]) -> Iterator[str]:
     if rope.get("rope_type") == "llama3":
         yield from _others(rope, LLAMA_3)
         if missing := [name for name in ("factor", *LLAMA_3) if rope.get(name) is None]:
-            yield f"asks for rotary positions of type 'llama3' without {' and '.join(missing)}"
+            yield f"has rotary positions of type 'llama3' without {' and '.join(missing)}"
 
 
 def glm4(config: Mapping[str, Any]) -> Iterator[str]:
@@ -81,7 +81,7 @@ def deepseek_v3(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _others(config, {**SIGMOID_ROUTER, "rope_interleave": True, "moe_layer_freq": 1})
     yield from _groups(config)
     if _rope(config).get("truncate") is False:
-        yield "asks for YaRN with bounds that are not rounded (truncate = false); only rounded ones are built"
+        yield "has YaRN with bounds that are not rounded (truncate = false); only rounded ones are built"
 
 
 def _groups(config: Mapping[str, Any]) -> Iterator[str]:
@@ -114,4 +114,4 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _biases(config: Mapping[str, Any], **places: str) -> Iterator[str]:
     for name, place in places.items():
         if config.get(name):
-            yield f"asks for biases in its {place} ({name}); only models without are mapped"
+            yield f"has biases in its {place} ({name}); only models without are mapped"

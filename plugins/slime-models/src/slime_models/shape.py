@@ -116,7 +116,7 @@ class Shape:
 
 
 def differences(first: Shape, second: Shape) -> Iterator[tuple[str, object, object]]:
-    """Yield (field, value of ours, value of theirs) for every field that differs; nested records field by field."""
+    """Yield field, first value and second value for every field that differs; nested records field by field."""
     yield from _different(first, second)
 
 
@@ -141,7 +141,7 @@ QKV_BIASES = ("qwen2",)
 
 GLM_MIXTURES = ("glm4_moe", "glm4_moe_lite")
 SIGMOID = ("deepseek_v3", "kimi_k2", *GLM_MIXTURES)
-"""Model types whose routers use a sigmoid; some files do not say so."""
+"""Model types whose routers use a sigmoid; some files do not mention it."""
 
 
 def read(config: Mapping[str, JsonValue]) -> Shape:

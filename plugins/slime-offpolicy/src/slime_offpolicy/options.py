@@ -35,8 +35,8 @@ class OffPolicyOptions(PluginOptions):
     mis_level: Annotated[
         Literal["token", "sequence", "geometric"], Flag("--mis-level", section=SECTION), UsedBy("mis")
     ] = "token"
-    """Correction mis: the importance ratio that weighs a token. token: its own. sequence: the product over its
-    response. geometric: the geometric mean over its response."""
+    """Correction mis: the importance ratio that weighs a token. token: that of the token. sequence: the product over
+    its response. geometric: the geometric mean over its response."""
     mis_mode: Annotated[Literal["truncate", "clip", "mask"], Flag("--mis-mode", section=SECTION), UsedBy("mis")] = (
         "truncate"
     )
@@ -54,7 +54,7 @@ class OffPolicyOptions(PluginOptions):
     veto_threshold: Annotated[Positive, Flag("--veto-threshold", section=SECTION), UsedBy("veto")] = 1e-4
     """Correction veto: drop a response if one of its tokens has an importance ratio of learner to engine below this."""
     opsm_delta: Annotated[PositiveOrZero, Flag("--opsm-delta", section=SECTION), UsedBy("opsm")] = 1e-4
-    """Correction opsm: leave tokens with negative advantage out of the policy loss where the mean log-ratio of old to
+    """Correction opsm: leave tokens with negative advantage out of the policy loss if the mean log-ratio of old to
     current policy over their response exceeds this, in nats."""
 
     @property

@@ -37,7 +37,7 @@ def mis(terms: CorrectionTerms, options: OffPolicyOptions) -> CorrectionOutput:
 
     Returns:
         One weight per token, float32 [T], and the unchanged mask. Metrics a token: ``mis``, the ratio at its level
-        before bounds; ``mis_abs``, its distance from 1; ``mis_clipfrac``, 1 where a bound changed it.
+        before bounds; ``mis_abs``, its distance from 1; ``mis_clipfrac``, 1 if a bound changed it.
 
     Raises:
         ValueError: the columns differ in length, or ``segments`` is None at a level other than ``token``.
@@ -86,7 +86,7 @@ def opsm(terms: CorrectionTerms, options: OffPolicyOptions) -> CorrectionOutput:
     Source: section 3.1, "Off-Policy Sequence Masking".
 
     Returns:
-        Weights of 0 and 1, float32 [T], and the unchanged mask. Metrics a token: ``opsm_clipfrac``, 1 where the weight
+        Weights of 0 and 1, float32 [T], and the unchanged mask. Metrics a token: ``opsm_clipfrac``, 1 if the weight
         is 0; ``opsm_kl``, the mean that is compared, in nats.
 
     Raises:

@@ -24,7 +24,7 @@ def tis(terms: CorrectionTerms, options: OffPolicyOptions) -> CorrectionOutput:
 
     The weight is min(pi(trainer) / pi(engine), C) with C = ``tis_clip``, and at least ``tis_clip_low``; the default
     lower bound, 0, has no effect. Metrics a token: ``tis``, the ratio before the clamp; ``tis_abs``, its distance from
-    1; ``tis_clipfrac``, 1 where the clamp changed it.
+    1; ``tis_clipfrac``, 1 if the clamp changed it.
 
     Sources: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (a blog post),
     after the truncated weights of IMPALA (1802.01561), section 4.1.

@@ -27,7 +27,7 @@ STYLE = """
 
 
 def advantages(template: str, rollout: int) -> Mapping[int, Sequence[float]]:
-    """Return sample index -> advantage of each response token; NaN where the learner trained none.
+    """Return sample index -> advantage of each response token; NaN if the learner did not train the token.
 
     Arguments:
         template: the run's ``--save-debug-train-data``, the path of the files with the advantages.

@@ -96,7 +96,7 @@ def page(runs: Mapping[str, tuple[Path, Rows]], *, steps: int = 20, rows: int = 
         runs: name -> folder and metrics.
         steps: number of steps that the timelines show, counted from the end.
         rows: number of samples of a run whose tokens are shown.
-        model: folder of the tokenizer; None: the last checkpoint of each run.
+        model: folder of the tokenizer; None means the last checkpoint of each run.
     """
     body = _Page()
     names = ", ".join(runs)
@@ -175,8 +175,8 @@ def _timeline(body: _Page, folder: Path, of_run: str, steps: int) -> None:
     phases = list(dict.fromkeys(name for row in idle.values() for name in row))
     header = ["process", *phases]
     cells = [[process, *(f"{row.get(name, 0.0):.1f}" for name in phases)] for process, row in idle.items()]
-    table = f"<p>Seconds that a process had nothing to do, by what the driver did meanwhile:</p>{_table(header, cells)}"
-    body.section(f"Where the time of a step goes{of_run}", step_shares(spans), table, is_open=True)
+    table = f"<p>Idle seconds of a process, by the driver's activity at that time:</p>{_table(header, cells)}"
+    body.section(f"Time of a step{of_run}", step_shares(spans), table, is_open=True)
     body.section(f"Timeline of the last {steps} steps{of_run}", timeline(spans, steps=steps))
 
 

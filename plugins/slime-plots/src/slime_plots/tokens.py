@@ -24,7 +24,7 @@ EPILOG = """examples:
   slime samples outputs/a/samples/eval-arithmetic-000010.jsonl --rows 3
   slime samples outputs/a --table                                      one token a line, with id and log-probability
 
---num-token-samples of the run says how many samples of a file hold tokens.
+--num-token-samples of the run is the number of samples of a file with tokens.
 """
 
 SCALE = ((-0.1, "green"), (-0.7, "bright_green"), (-2.3, "yellow"), (-4.6, "dark_orange"))
@@ -41,9 +41,9 @@ class Tokens:
     Arguments:
         title: group, index, reward and label.
         prompt: token ids.
-        response: for each token its id, whether it is trained, and its log-probability in nats; None: not recorded.
+        response: for each token its id, whether it is trained, and its log-probability in nats; None if not recorded.
         index: index of the sample in the run.
-        versions: weight version that sampled each response token; None: no engine sampled it. Empty: unknown.
+        versions: weight version that sampled each response token; None if no engine sampled it. Empty: unknown.
     """
 
     title: str
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("path", metavar="RUN|FILE", type=Path, help="folder of a run, or a file of its samples")
     parser.add_argument("--rows", metavar="N", type=int, default=2, help="samples to print [2]")
-    parser.add_argument("--table", action="store_true", help="one token a line; always, where there are no colours")
+    parser.add_argument("--table", action="store_true", help="one token a line; always so if there are no colours")
     parser.add_argument("--model", metavar="FOLDER", type=Path, help="of the tokenizer [the run's last checkpoint]")
     options = parser.parse_args(argv)
     file = last_samples(options.path) if options.path.is_dir() else options.path
@@ -134,7 +134,7 @@ def last_samples(run: Path) -> Path:
 
 
 def tokenizer_of(model: Path | None, run: Path) -> Tokenizer | None:
-    """Load the tokenizer of ``model``, or of the last checkpoint of ``run``; None: there is none, so ids are printed.
+    """Load the tokenizer of ``model``, or of the last checkpoint of ``run``; None if there is none, so ids are printed.
 
     Raises:
         DataError: ``model`` has no tokenizer.json that can be read.

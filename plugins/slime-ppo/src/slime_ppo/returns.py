@@ -18,7 +18,7 @@ def discounted_returns(rewards_T: torch.Tensor, *, samples_T: torch.Tensor, gamm
 
     Source: Sutton and Barto, Reinforcement Learning (2nd edition), equation 3.9. Computed by doubling: a sum over w
     tokens and the sum over the next w make one over 2w, so that the longest of n tokens takes log2(n) rounds. A token's
-    sum is that of its own sample alone, bit for bit, wherever the sample lies.
+    sum is that of its sample alone, bit for bit, at any position of the sample.
 
     Arguments:
         rewards_T: float [T].
@@ -50,7 +50,7 @@ class Estimates:
 
     Arguments:
         advantages_T: how much better a token was than the critic expected.
-        returns_T: the advantages plus the values, what the critic is to learn.
+        returns_T: the advantages plus the values, the targets of the critic.
     """
 
     advantages_T: torch.Tensor

@@ -2,7 +2,7 @@
 
 ``last_boxed``      the content of the last box that holds something
 ``answer_line``     the text of the last line ``Answer: ...``
-``final_answers``   the places where a response may state its answer, the most explicit first
+``final_answers``   the places in which a response may state its answer, the most explicit first
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _EXPRESSION = re.compile(
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last complete ``\boxed{...}`` or ``\fbox{...}``, braces balanced; None: there is none.
+    r"""Return the content of the last complete ``\boxed{...}`` or ``\fbox{...}``, braces balanced; None if missing.
 
     A box without content is ignored. If boxes are nested, the innermost is returned.
 
@@ -58,7 +58,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _boxes(text: str) -> list[tuple[int, int, int]]:
-    """Return for each innermost box that holds something where it starts, and where its content starts and ends."""
+    """Return the start of each innermost box with a content, and the start and end of its content."""
     opened: list[re.Match[str]] = []
     boxes: list[tuple[int, int, int]] = []
     for brace in _BRACES.finditer(text):
@@ -73,13 +73,13 @@ def _boxes(text: str) -> list[tuple[int, int, int]]:
 
 
 def after_thinking(text: str) -> str | None:
-    """Return the text after the last ``</think>``; None: the response has no ``</think>``."""
+    """Return the text after the last ``</think>``; None if the response has no ``</think>``."""
     _, mark, answer = text.rpartition("</think>")
     return answer if mark else None
 
 
 def answer_line(text: str) -> str | None:
-    """Return the text after ``Answer:`` or ``Final answer:`` on the last line that starts so; None: no line does.
+    """Return the text after ``Answer:`` or ``Final answer:`` on the last line that starts so; None if no line does.
 
     If nothing follows on the line, the answer is the next line. Markup before the words, such as ``**`` and ``#``, is
     ignored."""
@@ -91,7 +91,7 @@ def answer_line(text: str) -> str | None:
 
 
 def final_answers(text: str) -> Iterator[list[str]]:
-    r"""Yield the ways to read the place where a response states its answer: the most explicit place of these.
+    r"""Yield the ways to read the statement of a response's answer: the most explicit place of these.
 
     The last box; the last "the answer is ..." or ``#### ...``; the last formula or number. The answer follows the
     thoughts; of thoughts that were not ended only a box counts.
@@ -139,7 +139,7 @@ def stated(text: str) -> list[str]:
 
 
 def _formulas(text: str) -> str | None:
-    """Return the formulas at the start of a text, joined by commas; None: it starts with something else."""
+    """Return the formulas at the start of a text, joined by commas; None if it starts with something else."""
     formulas, place = [], 0
     while (match := _MATH.match(text, place)) is not None and _is_formula(_content(match)):
         percent = _AFTER_MATH.match(text, match.end())
@@ -162,7 +162,7 @@ def _is_formula(text: str) -> bool:
 
 
 def _last_expression(text: str) -> str | None:
-    """Return the last formula or number of a text; None: it has none."""
+    """Return the last formula or number of a text; None if it has none."""
     formula, number = None, None
     place = 0
     while (match := _MATH.search(text, place)) is not None:

@@ -105,7 +105,7 @@ def _truncates(model: Mapping[str, JsonValue]) -> bool:
 
 
 def _context_length(folder: Path) -> int | None:
-    """Return the model's context length in tokens; None: unknown, as with scaled rotary embeddings."""
+    """Return the model's context length in tokens; None if unknown, as with scaled rotary embeddings."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

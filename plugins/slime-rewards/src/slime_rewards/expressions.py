@@ -184,7 +184,7 @@ def _parser() -> Any:
 
         def check_end(self) -> None:
             if self.tokens.LA(1) != Token.EOF:
-                raise ValueError("the text goes on after the expression")
+                raise ValueError("the text continues after the expression")
 
         def parse_number(self, text: str) -> Any:
             from sympy import Float, Integer
@@ -586,7 +586,7 @@ def _equal_relations(first: Any, second: Any) -> bool:
 
 
 def _verified(first: Any, second: Any) -> bool:
-    """Return what math-verify says of two expressions."""
+    """Return the verdict of math-verify on two expressions."""
     import math_verify
 
     # Its time limits use signals, which work only in a main thread; the reward's process has a limit anyway.

@@ -251,7 +251,7 @@ _SIGNED = re.compile(r"[-+]?\d+(?:\.\d+)?|[-+]?[a-zA-Z]")
 
 
 def _argument(text: str, place: int, before: str) -> tuple[str, int]:
-    """Return the argument that starts at ``place``, without its braces, and where it ends."""
+    """Return the argument that starts at ``place``, without its braces, and its end."""
     while place < len(text) and text[place].isspace():
         place += 1
     if place == len(text):
@@ -276,7 +276,7 @@ def _argument(text: str, place: int, before: str) -> tuple[str, int]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Return where the bracket at ``start`` closes; -1 if it does not."""
+    """Return the place at which the bracket at ``start`` closes; -1 if it does not."""
     opening, closing = text[start], {"{": "}", "(": ")"}[text[start]]
     depth = 0
     for place in range(start, len(text)):

@@ -50,7 +50,7 @@ class RewardsOptions(PluginOptions):
     rm_tokenizer: Annotated[Path | None, Flag("--rm-tokenizer", section=SECTION), UsedBy("served_rm")] = None
     """Folder of the tokenizer whose chat template joins prompt and response for served_rm.
 
-    None: the response follows the prompt as it is.
+    None: the response follows the prompt directly.
     """
     rm_judge_prompt: Annotated[Path | None, Flag("--rm-judge-prompt", section=SECTION), UsedBy("judge")] = None
     """Text file with the question that reward model judge sends, with {prompt}, {response} and {label}. None:

@@ -28,7 +28,7 @@ class Passage:
 
     Arguments:
         contents: the title in the first line, then the text.
-        score: BM25 score, higher is better; None: unknown.
+        score: BM25 score, higher is better; None if unknown.
     """
 
     contents: str

@@ -65,7 +65,7 @@ class AnswerMatch:
 
 
 def final_answer(response: str) -> str | None:
-    """Return the content of the last complete ``<answer>...</answer>``, stripped; None: there is none."""
+    """Return the content of the last complete ``<answer>...</answer>``, stripped; None if there is none."""
     before, closing, _ = response.rpartition("</answer>")
     _, opening, answer = before.rpartition("<answer>")
     return answer.strip() if opening and closing else None

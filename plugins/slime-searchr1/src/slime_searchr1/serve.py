@@ -25,7 +25,7 @@ EPILOG = """examples:
   slime searchr1 serve                                the facts of the invented world, on port 8000 of this machine
   slime searchr1 serve --corpus wiki.jsonl --port 0   passages of yours, on a free port
 
-A run asks it with --search-url http://127.0.0.1:8000/retrieve.
+Use it in a run with --search-url http://127.0.0.1:8000/retrieve.
 """
 
 

@@ -1,6 +1,6 @@
 """``slime plugins check``: checks installed plugins, each in a separate process.
 
-A plugin that hangs or ends the interpreter affects its own results only.
+A plugin that hangs or ends the interpreter affects no other plugin's results.
 """
 
 from __future__ import annotations

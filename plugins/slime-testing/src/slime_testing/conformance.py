@@ -55,7 +55,7 @@ def check_component(component: str, *, kind: Kind, plugin: str | Plugin, options
 
     Arguments:
         plugin: its plugin, or a word of ``--plugin``.
-        options: the plugin's options; None: its defaults.
+        options: the plugin's options; None means its defaults.
 
     Raises:
         PluginError: the plugin or the component cannot be found or loaded.

@@ -132,7 +132,7 @@ class CorrectionSuite(ComponentSuite):
             self.cuts_what_rose or bool((rose_T >= fell_T).all()),
             f"at negative advantages, tokens that the actor finds {step:g} nats likelier than before its first step "
             f"count {rose_T.tolist()}, and those that it finds as much less likely {fell_T.tolist()}: "
-            "current_log_probs_T and log_probs_T are the wrong way round. Where that is meant, set cuts_what_rose = "
+            "current_log_probs_T and log_probs_T are the wrong way round. If that is intended, set cuts_what_rose = "
             "True in the test class.",
         )
 

@@ -139,7 +139,7 @@ class AdvantageEstimatorSuite(ComponentSuite):
             by_reward = advantages_B[members[np.argsort(batch.rewards_B[members], kind="stable")]]
             require(
                 bool(np.all(np.diff(by_reward) >= -CLOSE)),
-                f"of two samples of one group, alike but for the reward, the better one has the lower advantage: "
+                f"of two samples of one group, equal except for the reward, the better one has the lower advantage: "
                 f"{by_reward} by ascending reward.",
             )
 

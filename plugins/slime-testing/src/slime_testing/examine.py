@@ -1,7 +1,7 @@
 """Examines one plugin in a separate process, because importing it may hang, crash or exit.
 
 Run as ``python -m slime_testing.examine RESULTS``, with the plugin on stdin as JSON. Each check writes a line before
-it starts and one when it is done, so that the waiting process knows which check was running when this one died.
+it starts and one when it is done, so that the waiting process can name the check that was running when this one died.
 """
 
 from __future__ import annotations

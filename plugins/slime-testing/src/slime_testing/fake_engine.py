@@ -5,11 +5,11 @@ The next token is ``(sum of the ids so far) mod (vocabulary - 2) + 2``. A respon
 earlier if the letters of its ids contain a stop text or match a pattern; every token has the log-probability -0.5.
 ``tests/engines/test_engine_contract.py`` runs the same assertions against it and against the real server.
 
-The fake is stricter where the real server would crash or use memory that it has released, which a CPU does not show:
+The fake is stricter if the real server would crash or use memory that it has released, which a CPU does not show:
 memory can be released once, while the engine does not generate, and resumed once; generating needs all of it, and
 updating needs the weights.
 
-Concurrency: handlers run in the event loop of the server's thread; the test reads and sets attributes from its own
+Concurrency: handlers run in the event loop of the server's thread; the test reads and sets attributes from another
 thread, between requests.
 """
 
@@ -235,7 +235,7 @@ class FakeEngine(FakeServer):
 
     @property
     def keys(self) -> list[str | None]:
-        """Routing key of each generate request, in order; None: it had none."""
+        """Routing key of each generate request, in order; None if it had none."""
         return [headers.get(ROUTING_KEY) for headers in self.headers]
 
     @staticmethod

@@ -3,7 +3,7 @@
     ForkServer   client in the test process; starts the server at its first use
     main         the server: reads a line of JSON, forks a process, writes its process id and later its exit status
 
-Each forked process has its own command line, environment, import path and error file; processes do not affect each
+Each forked process has a separate command line, environment, import path and error file; processes do not affect each
 other.
 """
 
@@ -86,7 +86,7 @@ class _Root:
             self._process.stdin.flush()
 
     def answer(self, limit_s: float) -> int | None:
-        """Return the next number that the server writes; None: it has ended, or wrote none in ``limit_s`` seconds."""
+        """Return the next number that the server writes; None if it has ended, or wrote none in ``limit_s`` seconds."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], limit_s)[0]:
             return None

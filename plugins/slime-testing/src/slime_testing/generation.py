@@ -99,7 +99,7 @@ class GenerateFunctionSuite(ComponentSuite):
                 require(
                     len(mask) == sample.response_length and set(mask) <= {0, 1},
                     f"{_who(sample)} has {sample.response_length} response tokens and a loss mask of {len(mask)} "
-                    "entries; one 0 or 1 per response token is wanted, and None where all are trained",
+                    "entries; one 0 or 1 per response token is wanted, or None if all are trained",
                 )
 
     def test_tool_text_is_not_a_new_conversation_of_the_chat_template(self) -> None:
@@ -112,7 +112,7 @@ class GenerateFunctionSuite(ComponentSuite):
                     not restarts,
                     f"{_who(sample)} starts a new conversation at the positions {restarts} of its response: a tool's "
                     "text went through the chat template as if it were a prompt (context.encoder.encode, or the "
-                    "tokenizer's apply_chat_template). Add it as it stands with trajectory.append_text or "
+                    "tokenizer's apply_chat_template). Add it unchanged with trajectory.append_text or "
                     "encoder.encode_text, or as a message that continues the conversation with "
                     "trajectory.append_message",
                 )
@@ -331,7 +331,7 @@ def require_log_probs(sample: Sample, *, sampled: bool) -> None:
     require(
         log_probs is not None and len(log_probs) == sample.response_length,
         f"{_who(sample)} has {sample.response_length} response tokens and {count} log-probabilities; one per response "
-        "token is wanted, any number where it is masked",
+        "token is wanted, any number if it is masked",
     )
     trained = [log_prob for log_prob, mask in zip(log_probs or (), _mask(sample), strict=False) if mask]
     require(

@@ -27,8 +27,8 @@ class LifecycleSuite(Suite):
     """For plugins with lifecycle hooks.
 
     Attributes:
-        plugin: the plugin, as a word of ``--plugin``; None: the one plugin of the project around the test.
-        options: the plugin's options; None: its defaults.
+        plugin: the plugin, as a word of ``--plugin``; None means the one plugin of the project around the test.
+        options: the plugin's options; None means its defaults.
         limit_s: time limit of a hook on a learner rank, in seconds.
     """
 

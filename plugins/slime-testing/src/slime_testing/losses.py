@@ -150,7 +150,7 @@ def _columns(terms: LossTerms) -> dict[str, torch.Tensor]:
 
 
 def _with_holes(terms: LossTerms, hole: float) -> LossTerms:
-    """Return the terms with ``hole`` in place of all values of masked tokens."""
+    """Return the terms with ``hole`` instead of all values of masked tokens."""
     masked_T = terms.mask_T == 0
     log_probs_T = terms.log_probs_T.detach().masked_fill(masked_T, hole).requires_grad_()
     others: dict[str, Any] = {

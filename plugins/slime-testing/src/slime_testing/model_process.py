@@ -241,7 +241,7 @@ def _every_tensor_acts(case: _Case) -> str | None:
 
 
 def _of_all_experts(name: str) -> str:
-    """Return the name with a star in place of an expert's number."""
+    """Return the name with a star instead of an expert's number."""
     return re.sub(r"(?<=experts\.)\d+(?=\.)", "*", name)
 
 

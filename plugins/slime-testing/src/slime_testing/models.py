@@ -95,7 +95,7 @@ class ModelSpecSuite(ComponentSuite):
 
 
 def _failure(task: Path, report: Path, limit_s: float) -> str | None:
-    """Run the process; return the reason why it wrote no report, or None."""
+    """Run the process; return the reason why it wrote no report, or None if it did."""
     try:
         done = _process(task, report, limit_s)
     except subprocess.TimeoutExpired as late:

@@ -43,7 +43,7 @@ class RankReport:
     """Results of the hooks of learner ranks.
 
     Arguments:
-        hung: the hook that did not finish, its rank, and stacks; None: all finished.
+        hung: the hook that did not finish, its rank, and stacks; None if all finished.
         failures: messages of hooks that raised; empty: none did.
         lost: messages about states that a checkpoint did not restore; empty: all were restored.
     """
@@ -57,7 +57,7 @@ def run_ranks(plugin: ActivePlugin, options: Any, *, limit_s: float) -> RankRepo
     """Call every hook of place ``rank`` in two processes that share a gloo group.
 
     Arguments:
-        options: the plugin's options object, or None.
+        options: the plugin's options object; None if it has none.
         limit_s: longest time without progress in either process, in seconds.
     """
     with tempfile.TemporaryDirectory() as name:

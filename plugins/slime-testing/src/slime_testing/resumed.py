@@ -29,12 +29,12 @@ def ended(sample: Sample, *, text: str) -> Sample:
 def require_resumed(
     before: Sample, returned: Sequence[Sample], sampled: SampledPairs, *, versions: Sequence[str], most: int | None
 ) -> None:
-    """Check that ``returned`` contains ``before`` resumed, continued with tokens that the engine sampled after its own.
+    """Check that ``returned`` contains ``before``, continued with tokens that the engine sampled after the abort.
 
     Arguments:
         sampled: prompt and response of each generation since the abort.
         versions: versions of the weights that sampled the whole response, oldest first.
-        most: limit on its response tokens; None: the function decides.
+        most: limit on its response tokens; None if the function decides.
     """
     who = (
         f"sample {before.index} of group {before.group_index}, which was aborted with {before.response_length} tokens,"
@@ -58,7 +58,7 @@ def require_resumed(
     )
     require(
         most is None or after.response_length <= most,
-        f"{who} has {after.response_length} tokens now and may have {most}; what it had counts",
+        f"{who} has {after.response_length} tokens now and may have {most}; earlier tokens count",
     )
 
 
@@ -67,7 +67,7 @@ def _require_kept(who: str, before: Sample, after: Sample) -> None:
     require(list(after.tokens)[: len(have)] == have, f"{who} lost tokens or got others in their place; keep them")
     require(
         list(after.rollout_log_probs or ())[: len(log_probs)] == log_probs,
-        f"{who} lost the log-probabilities that its tokens had; those of what is added follow them",
+        f"{who} lost the log-probabilities that its tokens had; those of new tokens follow them",
     )
     require(
         len(after.rollout_log_probs or ()) == after.response_length > before.response_length,

@@ -99,7 +99,7 @@ class RolloutSourceSuite(ComponentSuite):
     def _rollouts(
         self, source: Any, prompts: _Prompts | None = None, *, first: int = 0, count: int = 2
     ) -> list[tuple[_Batch, Any]]:
-        """Return the batches of ``count`` rollouts and what ``fill`` returned for each."""
+        """Return the batches of ``count`` rollouts and the metrics that ``fill`` returned for each."""
         rollouts, prompts = [], prompts or _Prompts(self.samples_per_prompt)
         for number in range(first, first + count):
             with make_engine() as engine:

@@ -147,7 +147,7 @@ def main(argv: Sequence[str]) -> int:
     )
     new.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
     new.add_argument("name", metavar="NAME", help="of the plugin: a-z, 0-9 and single dashes")
-    new.add_argument("--dir", type=Path, default=Path(), help="where the folder is made (default: here)")
+    new.add_argument("--dir", type=Path, default=Path(), help="parent of the new folder (default: the working folder)")
     arguments = new.parse_args(argv)
     return new_plugin(arguments.kind, arguments.name, where=arguments.dir)
 

@@ -72,7 +72,9 @@ class DataSourceSuite(ComponentSuite):
             _drain(source, before)
             resumed.restore(_through_json(source.state()))
             expected, actual = _drain(source, after), _drain(resumed, after)
-        _require_same(actual, expected, "restored from state(), another source goes on with other prompts or numbers.")
+        _require_same(
+            actual, expected, "restored from state(), another source continues with other prompts or numbers."
+        )
 
     @given(max_examples=15, before=sizes_lists, number=st.integers(1, 4))
     def test_what_was_put_back_comes_first(self, before: list[int], number: int) -> None:
@@ -130,7 +132,7 @@ class DataSourceSuite(ComponentSuite):
         _require_same(actual, expected, "after screen(), a new source of the same request hands out other prompts.")
 
     def _screen(self) -> Callable[[RunView, PromptScreen], object] | None:
-        """Return the source's ``screen`` (optional), or None."""
+        """Return the source's ``screen``; None if it has none."""
         subject = self.subject()
         screen = getattr(subject.active.load(self.kind, subject.component.name), "screen", None)
         return None if screen is None else partial(screen, subject.options)

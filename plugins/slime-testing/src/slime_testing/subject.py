@@ -32,7 +32,7 @@ class Subject:
     Arguments:
         active: its plugin, loaded.
         component: the component.
-        options: an instance of the plugin's options class; None: the plugin has none.
+        options: an instance of the plugin's options class; None if the plugin has none.
     """
 
     active: ActivePlugin
@@ -49,9 +49,9 @@ def find(kind: Kind, component: str, *, plugin: str | Plugin | None, options: An
     """Find the component of this kind and name.
 
     Arguments:
-        plugin: its plugin, or a word of ``--plugin``; None: the installed plugin that offers the component, of several
-            the one of the project around ``near``.
-        options: the options object; None: the plugin's options with their defaults.
+        plugin: its plugin, or a word of ``--plugin``; None means the installed plugin that offers the component;
+            of several, that of the project around ``near``.
+        options: the options object; None means the plugin's options with their defaults.
         near: the file of the test; relative paths and the project are found from it.
 
     Raises:

@@ -1,6 +1,6 @@
 """The base class of all suites: the tested component, and properties that each subclass gets a copy of.
 
-A property is a method ``test_...``; one that takes examples is marked with :func:`given`. Each subclass gets its own
+A property is a method ``test_...``; one that takes examples is marked with :func:`given`. Each subclass gets a
 copy, because Hypothesis refuses a function that two classes share.
 """
 
@@ -31,11 +31,11 @@ Property = TypeVar("Property", bound=Callable[..., None])
 
 
 class PropertyViolation(AssertionError):
-    """The component violates its contract; the message says how, in plain words."""
+    """The component violates its contract; the message describes the violation."""
 
 
 class NotTested(PropertyViolation):
-    """The examples cannot show whether the component follows its contract; the message says what the suite needs."""
+    """The examples cannot show whether the component follows its contract; the message names what is missing."""
 
 
 def require(holds: bool, otherwise: str) -> None:
@@ -67,7 +67,7 @@ def properties(suite: type) -> list[str]:
 
 
 class Suite:
-    """Gives each subclass its own copy of every property with examples."""
+    """Gives each subclass a copy of every property with examples."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -83,8 +83,8 @@ class ComponentSuite(Suite):
 
     Attributes:
         component: name of the component.
-        plugin: its plugin, as a word of ``--plugin``; None: the installed plugin that offers the component.
-        options: the plugin's options; None: its defaults.
+        plugin: its plugin, as a word of ``--plugin``; None means the installed plugin that offers the component.
+        options: the plugin's options; None means its defaults.
     """
 
     kind: ClassVar[Kind]
@@ -109,7 +109,7 @@ class ComponentSuite(Suite):
         """Build the component as a run does.
 
         Arguments:
-            run: the view of the run; None: a run with every setting at its default.
+            run: the view of the run; None means a run with every setting at its default.
         """
         subject = cls.subject()
         build = subject.active.build
@@ -132,7 +132,7 @@ def _runnable(raw: Callable[..., None], owner: type) -> Any:
     max_examples, strategies = getattr(raw, _MARK)
     copy = types.FunctionType(raw.__code__, raw.__globals__, raw.__name__, raw.__defaults__, raw.__closure__)
     functools.update_wrapper(copy, raw)
-    del copy.__wrapped__  # type: ignore[attr-defined]  # pytest would look through it and ask for fixtures
+    del copy.__wrapped__  # type: ignore[attr-defined]  # pytest would look through it and request fixtures
     copy.__qualname__ = f"{owner.__qualname__}.{raw.__name__}"
     settings = hypothesis.settings(
         max_examples=max_examples,

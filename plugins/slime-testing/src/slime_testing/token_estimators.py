@@ -22,7 +22,7 @@ __all__ = ["TokenAdvantageEstimatorSuite"]
 LIMIT_S = 60.0
 """Time limit of a rank's wait for the others in a reduction, in seconds."""
 
-IN_STEP = "Every rank must call the same reductions in the same order, also where its shard is small."
+IN_STEP = "Every rank must call the same reductions in the same order, even if its shard is small."
 
 SETTINGS = (
     AdvantageSettings(),
@@ -292,7 +292,7 @@ def _on_ranks(make: Callable[[], Any], shards: Sequence[ResponseTokens]) -> list
     with ThreadPoolExecutor(len(shards)) as ranks:
         futures = [ranks.submit(_estimate_on, make, shard, rendezvous, rank) for rank, shard in enumerate(shards)]
     failures = [failure for future in futures if (failure := future.exception()) is not None]
-    # A rank that fails leaves the others waiting, so its own failure is raised first.
+    # A rank that fails leaves the others waiting, so the first failure is raised first.
     for failure in sorted(failures, key=lambda raised: isinstance(raised, PropertyViolation)):
         raise failure
     return [future.result() for future in futures]

@@ -10,7 +10,7 @@ __all__ = ["Report", "Status", "Verdict", "fails", "ok", "skipped", "warns"]
 
 Status = Literal["ok", "skipped", "warning", "FAILED"]
 Report = Callable[["Verdict"], None]
-"""Called with each verdict, as soon as it is known."""
+"""Called with each verdict, as soon as the check ends."""
 
 
 @dataclass(frozen=True, slots=True)

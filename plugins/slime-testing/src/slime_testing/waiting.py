@@ -43,7 +43,7 @@ def require_cancellable(start: Callable[[], Coroutine[Any, Any, Any]], what: str
 
 
 def _outcome(start: Callable[[], Coroutine[Any, Any, Any]], turns: int) -> str | None:
-    """Cancel once; return a description of the wrong reaction, or None."""
+    """Cancel once; return a description of the wrong reaction; None if it was right."""
     outcome = Future[str | None]()
     thread = threading.Thread(target=run, args=(_reported(start, turns, outcome),), daemon=True)
     thread.start()
@@ -56,7 +56,7 @@ def _outcome(start: Callable[[], Coroutine[Any, Any, Any]], turns: int) -> str |
 
 
 async def _reported(start: Callable[[], Coroutine[Any, Any, Any]], turns: int, outcome: Future[str | None]) -> None:
-    """Set ``outcome`` as soon as it is known, because the event loop's end waits for tasks that do not end."""
+    """Set ``outcome`` before the event loop ends, because the event loop's end waits for tasks that do not end."""
     watching = asyncio.create_task(_cancelled(start, turns))
     await asyncio.wait([watching])
     failure = watching.exception()
@@ -67,7 +67,7 @@ async def _reported(start: Callable[[], Coroutine[Any, Any, Any]], turns: int, o
 
 
 async def _cancelled(start: Callable[[], Coroutine[Any, Any, Any]], turns: int) -> str | None:
-    """Return a description of the wrong reaction to a cancellation; None: right, or finished before."""
+    """Return a description of the wrong reaction to a cancellation; None if it was right, or finished before."""
     began_s = time.monotonic()
     task = asyncio.create_task(start())
     for _ in range(turns):

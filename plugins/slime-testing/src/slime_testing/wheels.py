@@ -95,7 +95,7 @@ def _files(distribution: metadata.Distribution) -> Verdict:
         more = f", and {len(mistakes) - LISTED} more" if len(mistakes) > LISTED else ""
         return fails("files", f"{'; '.join(mistakes[:LISTED])}{more}; {advice}")
     if not hashed:
-        return warns("files", "no RECORD with hashes of what was installed, so changes cannot be seen")
+        return warns("files", "no RECORD with hashes of the installed files, so changes cannot be detected")
     return ok("files", f"{len(hashed)} as they were installed")
 
 
@@ -115,7 +115,7 @@ class _Recorded:
 
     @property
     def mistake(self) -> str | None:
-        """Description of what is wrong with the file; None if it is unchanged."""
+        """Description of the change of a file; None if it is unchanged."""
         if not self.path.is_file():
             return "is missing"
         try:

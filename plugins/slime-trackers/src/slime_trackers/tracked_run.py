@@ -13,7 +13,7 @@ class TrackedRun:
     """The id of the run at one service, in the file ``trackers/SERVICE.json`` of the run folder.
 
     Arguments:
-        folder: folder of the run; None: no id is stored.
+        folder: folder of the run; None if no id is stored.
         service: name of the file.
     """
 
@@ -21,7 +21,7 @@ class TrackedRun:
         self._path = None if folder is None else folder / "trackers" / f"{service}.json"
 
     def read(self) -> str | None:
-        """Return the id; None: the run is new to the service.
+        """Return the id; None if the run is new to the service.
 
         Raises:
             ValueError: the file has no id.
@@ -45,7 +45,7 @@ class TrackedRun:
 
 
 def not_installed(plugin: str, library: str) -> str | None:
-    """Return a message if the client library of ``plugin`` is missing, else None."""
+    """Return a message if the client library of ``plugin`` is missing; None if it is there."""
     from importlib import metadata
 
     # Reads metadata instead of importing: a folder ./wandb of W&B can be imported as a namespace package.

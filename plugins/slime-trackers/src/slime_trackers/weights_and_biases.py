@@ -1,6 +1,6 @@
 """Plugin ``wandb``: logs the metrics of a run to Weights & Biases, or to a folder that ``wandb sync`` uploads later.
 
-Each row of metrics contains its own ``step``, which all charts use as their axis. W&B's own step cannot be used: W&B
+Each row of metrics contains a ``step``, which all charts use as their axis. W&B's own step cannot be used: W&B
 drops rows that are not of its latest step, and a concurrent evaluation logs an earlier step.
 """
 
@@ -74,7 +74,7 @@ class WeightsAndBiases:
             mode=options.effective_mode,
             dir=options.dir or run.folder,
             config=dict(run.settings),
-            # Without this, W&B would replace stdout and stderr of the driver; the run has log files of its own.
+            # Without this, W&B would replace stdout and stderr of the driver; the run writes log files.
             settings=wandb.Settings(base_url=options.address, console="off"),
         )
         self._run.define_metric("*", step_metric="step")

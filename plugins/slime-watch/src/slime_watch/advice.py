@@ -172,7 +172,7 @@ class SlowRank:
         self._has_warned = False
 
     def warning(self, metrics: Mapping[str, float]) -> str | None:
-        """Return the warning after a row of metrics, or None."""
+        """Return the warning after a row of metrics; None if there is none."""
         if self._has_warned or "perf/slowest_rank" not in metrics:
             return None
         rank, ratio = int(metrics["perf/slowest_rank"]), metrics["perf/slowest_rank_ratio"]

@@ -1,4 +1,4 @@
-"""What slime-watch adds to slime."""
+"""The hooks of slime-watch."""
 
 from __future__ import annotations
 

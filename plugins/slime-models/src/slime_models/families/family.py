@@ -15,7 +15,7 @@ class Published:
     """The published size of a model, which tests compare with the size computed from the shape.
 
     Arguments:
-        total, active: parameters in billions, as printed on the model card; None: not printed.
+        total, active: parameters in billions, as printed on the model card; None if not printed.
         digits: number of printed decimals.
         counts: the parts that the publisher counts (:meth:`slime_models.count.Parameters.published`).
         stored: numbers in the checkpoint's safetensors as Hugging Face counts them, or ``metadata.total_size`` of the

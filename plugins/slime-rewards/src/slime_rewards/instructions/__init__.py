@@ -11,6 +11,6 @@ Each check is a named function of a response and the arguments of its row; it re
 
 Left out of IFBench is one of its 58 instructions: ``words:start_verb`` needs a part-of-speech tagger. The published
 code downloads one for NLTK; the taggers that PyPI packages contain tag "Run" and "Discover" at the start of a text as
-names. Sentences are split by rules here and by a trained model in the published code, so scores may differ where the
+names. Sentences are split by rules here and by a trained model in the published code, so scores may differ if the
 end of a sentence is ambiguous.
 """

@@ -85,7 +85,7 @@ def variants(response: str) -> list[str]:
 def _instruction(name: Any, arguments: Any, where: str) -> Instruction:
     if name not in KNOWN:
         raise DataError(f"{where}: instruction {name!r} is not known. Known are {', '.join(sorted(KNOWN))}.")
-    # Rows of both benchmarks contain the arguments of all instructions, null where an instruction does not use one.
+    # Rows of both benchmarks contain the arguments of all instructions, and null for unused ones.
     values = {key: _whole(value) for key, value in arguments.items() if value is not None}
     parameters = _parameters(name)
     missing, unknown = (

@@ -19,7 +19,7 @@ def connect(url: str, *, vocab_size: int | None = None, timeout_s: float = 20.0)
 
     Arguments:
         url: of an engine, fake or real, or of a router.
-        vocab_size: token ids of a response must be below it; None: not checked.
+        vocab_size: token ids of a response must be below it; None if not checked.
         timeout_s: longest time for one request, from the engine's last progress on.
     """
     return GenerateClient(url, timeout_s=timeout_s, vocab_size=vocab_size)

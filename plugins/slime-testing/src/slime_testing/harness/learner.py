@@ -74,7 +74,7 @@ def train_step(
 
     Arguments:
         samples: finished, with tokens and log-probabilities.
-        advantages_B: float32, one a sample; None where the estimator's scope is ``token``.
+        advantages_B: float32, one a sample; None if the estimator's scope is ``token``.
         model: Hugging Face folder with the start weights.
         flags: of ``slime run``: plugins (``--plugin grpo``), algorithm, optimizer; they activate plugins as in a run.
         ranks: data-parallel ranks.

@@ -94,7 +94,7 @@ class ActivePlugin:
 
     @property
     def added(self) -> Registration:
-        """What its ``slime_register`` added."""
+        """Components that its ``slime_register`` added."""
         return self._registry.loaded[self.plugin.name].added
 
     @property
@@ -129,7 +129,7 @@ class ActivePlugin:
         """Build the component as a run does.
 
         Arguments:
-            options: of this plugin; None: their defaults.
+            options: of this plugin; None means their defaults.
             run: None: a run of the built-in model with every setting at its default.
 
         Raises:
@@ -148,8 +148,8 @@ class ActivePlugin:
         """Return the hooks of the plugin and of ``core``, as the run's process at ``place`` calls them.
 
         Arguments:
-            options: of this plugin; None: their defaults.
-            where: the process in words, for messages, such as ``rank 0``; None: the place.
+            options: of this plugin; None means their defaults.
+            where: the process in words, for messages, such as ``rank 0``; None means the place.
         """
         return Hooks(self._registry, place=place, options={self.plugin.name: options}, where=where)
 
