@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from slime_core.checkpoint.folder import find
+from slime_core.cli.hub import Downloads
 from slime_core.cli.memory import with_memory_defaults
 from slime_core.cli.preflight import computes_on_gpus, finds_gpus, print_warning
 from slime_core.components.functions import with_functions
@@ -46,12 +47,15 @@ def resolve(
     """
     trains = purpose == "run"
     argv = with_settings_of_loaded_run(argv) if trains else argv
+    downloads = Downloads(argv) if checks else None
+    argv = argv if downloads is None else downloads.argv
     seen = peek(argv)
     active = activate_peeked(seen, builds_model=checks and not seen.debug_rollout_only)
     plugins = active.for_load if checks else {**active.for_load, "takes_part": None}
     resolved = load(argv, **plugins, purpose=purpose, check_rules=checks, finds_gpus=finds_gpus)
-    if not checks:
+    if downloads is None:
         return resolved, active
+    downloads.finish()
     _refuse_unnamed(_code_of_settings(resolved), seen)
     if trains and computes_on_gpus(resolved.config):
         resolved = with_memory_defaults(resolved, active.registry)

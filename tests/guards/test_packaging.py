@@ -45,6 +45,7 @@ PROJECTS = {
 IMPORTED_AS = {
     "antlr4": "antlr4-python3-runtime",
     "latex2sympy2_extended": "latex2sympy2-extended",
+    "huggingface_hub": "huggingface-hub",
     "importlib_metadata": "importlib-metadata",
     "math_verify": "math-verify",
     "annotated_types": "annotated-types",
