@@ -90,7 +90,7 @@ def as_object(value: object) -> dict[str, Any]:
         ValueError: it is not an object.
     """
     if not isinstance(value, dict):
-        raise ValueError(f"it holds {_kind(value)} where an object is expected")
+        raise ValueError(f"it holds {_kind(value)}; expected an object")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Components of a run: built from what its plugins add, and checked before anything starts.
+"""Components of a run: built from those of its plugins, and checked before the run starts.
 
 construction   builds components, with their options and a view of the run
 devices        devices other than GPUs, which plugins add

@@ -86,8 +86,8 @@ def screened(
 def prepare_options(
     config: RunConfig, registry: Registry, options: Mapping[str, BaseModel], code: Code
 ) -> dict[str, Any]:
-    """Return plugin -> the object that its components and hooks receive as ``options``: what its ``slime_prepare``
-    returns, or its options object.
+    """Return plugin -> the object that its components and hooks receive as ``options``: the result of its
+    ``slime_prepare``, or its options object.
 
     Raises:
         PluginError: a plugin's ``slime_prepare`` failed.
@@ -101,11 +101,11 @@ def prepare_options(
 
 
 def run_view(config: RunConfig, options: Mapping[str, Any] | None = None, **started: Any) -> RunView:
-    """The view of the run that checks, hooks and components get; without ``started``, what is known before it starts.
+    """Return the view of the run for checks, hooks and components; without ``started``, its plan.
 
     Arguments:
         options: plugin name -> its options object.
-        started: what :class:`~slime_core.contracts.RunView` has in addition to the plan.
+        started: the fields of :class:`~slime_core.contracts.RunView` that the plan does not have.
     """
     rollout = config.rollout
     models = {plugin: entry for plugin, entry in (options or {}).items() if isinstance(entry, BaseModel)}
@@ -137,7 +137,7 @@ class ProcessSettings:
         folder: Hugging Face folder with the start weights, tokenizer and chat template.
         options: plugin name -> its options object.
         model_urls: name -> URL of every auxiliary model.
-        run_folder: of the run; None: there is none.
+        run_folder: of the run, or None.
         resumed_step: training steps done when this start of the run began.
     """
 
@@ -150,7 +150,7 @@ class ProcessSettings:
 
     @property
     def run(self) -> RunView:
-        """The view of the run that the process's components get."""
+        """The view of the run for the components of the process."""
         return run_view(
             self.config,
             self.options,

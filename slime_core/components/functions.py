@@ -38,7 +38,7 @@ class FunctionSource:
         setting: which setting names it.
         path: the path as the user wrote it.
         code: the module or the file, under the name of the setting.
-        attribute: the function's name; None: the one function of the module that fits.
+        attribute: the function's name. None means the only function of the module that fits.
     """
 
     setting: str
@@ -48,7 +48,7 @@ class FunctionSource:
 
     @property
     def content(self) -> bytes | None:
-        """The bytes of the file that the function is in; None: it is in an importable module."""
+        """The bytes of the function's file. None if the function is in an importable module."""
         return self.code.content if self.code.source is Source.FILE else None
 
     @property
@@ -87,7 +87,7 @@ def find_function(path: str, *, setting: str) -> FunctionSource:
     if not module or not all(name.isidentifier() for name in names):
         raise PluginError(f"{flag}: this is not a path of a function; accepted: {FORMS}.")
     package = module.partition(".")[0]
-    # The program that runs is a package of its own here, found or not as it was started; no other process imports it.
+    # Only this process can import __main__.
     if package == "__main__" or importlib.util.find_spec(package) is None:
         raise PluginError(f"{flag}: there is no package {package!r} here. Install it, or give the file: {FORMS}.")
     code = Plugin(setting, f"module {module}", "(local)", module, Source.MODULE)
@@ -107,7 +107,7 @@ def load_function(source: FunctionSource, *, fits: Callable[[object], bool] = ca
     """Import the module and return what ``source`` names.
 
     Arguments:
-        fits: where the path names no attribute: which of the functions and classes that the module itself defines.
+        fits: selects among the functions and classes that the module defines, if the path names no attribute.
 
     Raises:
         PluginError: the import failed, the name is not there, or not exactly one thing fits.
@@ -115,17 +115,16 @@ def load_function(source: FunctionSource, *, fits: Callable[[object], bool] = ca
     module = import_plugin(source.code)
     if source.attribute is not None:
         with boundary(source, f"looking up {source.attribute!r}", next_step=f"Accepted are {FORMS}."):
-            found: object = getattr(module, source.attribute)
-            return found
+            return getattr(module, source.attribute)
     fitting = {name: value for name, value in own_definitions(source).items() if fits(value)}
     if len(fitting) != 1:
         names = ", ".join(sorted(fitting)) or "none"
-        raise PluginError(f"{source}: exactly one function there has to fit; found {names}. Write {source.path}:NAME.")
+        raise PluginError(f"{source}: exactly one function must fit; these do: {names}. Write {source.path}:NAME.")
     return next(iter(fitting.values()))
 
 
 def own_definitions(source: FunctionSource) -> dict[str, object]:
-    """The public functions and classes that the module of ``source`` itself defines, by name; imports it.
+    """Import the module of ``source``; return the public functions and classes that it defines, by name.
 
     Raises:
         PluginError: the import failed.

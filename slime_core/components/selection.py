@@ -86,7 +86,7 @@ def selected(config: RunConfig, registry: Registry, *, trains: bool, architectur
     """Yield every component that the run uses.
 
     Arguments:
-        architecture: of the start weights; None: no model is built.
+        architecture: of the start weights. None if no model is built.
 
     Raises:
         PluginError: no active plugin offers one of them.
@@ -261,9 +261,9 @@ def _refuse_equal_policies(found: Selected) -> None:
     traits = found.traits
     if traits.compares_engine:
         raise PluginError(
-            "use_rollout_logprobs = true has the engine's log-probs in place of the learner's old ones, and "
+            "use_rollout_logprobs = true replaces the learner's old log-probs by the engine's, and "
             f"corrections name {found}, which compares the two: every ratio would "
-            "be 1. Leave one of them out. A correction that does not compare them says so with "
+            "be 1. Leave one of them out. A correction that does not compare them is added with "
             "compares_engine=False."
         )
 
@@ -433,7 +433,7 @@ def _refuse_equal_rewards(generate: Selected, estimator: Selected, config: RunCo
             f"rm_type = {rewards}: {models[0]} gives every response the same reward, and {estimator} has nothing else "
             "to learn from. Choose a reward model with --rm-type, distil a teacher with --use-opd, or choose an "
             "estimator that reads no rewards, such as --advantage-estimator sft. A generate function that rewards its "
-            "samples says so with rewards=True."
+            "samples is added with rewards=True."
         )
 
 
@@ -475,7 +475,7 @@ def check_settings(
     """Raise ConfigError if a setting of a training run has no effect, or a plugin refuses the settings.
 
     Arguments:
-        architecture: of the start weights; None: not known, so that no model spec counts as used.
+        architecture: of the start weights. If None, no model spec counts as used.
         code: the functions that options name by path.
         trains: False: an evaluation, which may be given the settings of a run; only plugins judge those.
 
@@ -532,7 +532,7 @@ def _unread(
     """Return the first kind of the components in ``condition`` if none of them is used; None if one is.
 
     Arguments:
-        by_rows: rows of data may choose them, where they are reward models.
+        by_rows: rows of data may choose reward models.
     """
     possible = list(Kind) if condition.kind is None else [kind for kind in Kind if kind == condition.kind]
     kinds = [kind for kind in possible if any(registry.offers(kind, name) for name in condition.components)]

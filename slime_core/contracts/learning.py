@@ -1,4 +1,4 @@
-"""Advantage estimators, policy losses, corrections, model specs, and what plugins may replace in a learner's step."""
+"""Advantage estimators, policy losses, corrections, model specs, and replacements of parts of a learner's step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 NamedTensors: TypeAlias = Iterator[tuple[str, "torch.Tensor"]]
-"""Names and tensors."""
+"""Pairs of a name and a tensor."""
 
 WriteTensors: TypeAlias = Callable[[Path, Sequence[tuple[str, "torch.Tensor"]]], None]
 """Creates a folder and writes named tensors into it."""
@@ -53,7 +53,7 @@ class AdvantageEstimator(Protocol):
     """Turns the rewards of a whole rollout into one advantage a sample (scope ``sample``)."""
 
     def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
-        """Advantages, float32 [B], in the order of ``batch``; permuting the samples permutes them alike."""
+        """Return the advantages, float32 [B], in the order of ``batch``. Permuted samples give permuted advantages."""
         ...
 
 
@@ -62,9 +62,9 @@ class AdvantageSettings:
     """The settings that every estimator of scope ``token`` shares.
 
     Arguments:
-        gamma: discount of a later token's reward, 0 to 1.
+        gamma: discount for the reward of a later token, 0 to 1.
         lambd: decay of generalised advantage estimation, 0 to 1.
-        kl_coef: weight of the divergence from the reference that is taken off the rewards; 0: none.
+        kl_coef: weight of the divergence from the reference, which is subtracted from the rewards. 0 disables it.
     """
 
     gamma: float = 1.0
@@ -76,27 +76,27 @@ class AdvantageSettings:
 class ResponseTokens:
     """The responses of one data-parallel shard: b samples, u response tokens, every response whole and in order.
 
-    All optimizer steps of a rollout are in it. Log-probabilities and values that the estimator's traits do not read are
-    None, and so is what they read for the divergence only where ``settings.kl_coef`` is 0.
+    It has the samples of all optimizer steps of a rollout. Log-probabilities and values are None unless the estimator
+    ``reads`` them. Those that only the divergence uses are None if ``settings.kl_coef`` is 0.
 
-    Example, two samples of 2 and 1 response tokens, nothing of which needs a model::
+    Example with two samples of 2 and 1 response tokens, and no column that needs a model::
 
         ResponseTokens(lengths_B=torch.tensor([2, 1]), samples_U=torch.tensor([0, 0, 1]),
                        mask_U=torch.ones(3), rewards_B=torch.tensor([1.0, 0.0]))
 
     Arguments:
-        lengths_B: int64 [b], response tokens of each sample, perhaps 0; they add up to u.
-        samples_U: int64 [u], which of the b samples a token belongs to; ascending.
-        mask_U: float32 [u], 1 where the token is trained.
+        lengths_B: int64 [b], number of response tokens of each sample, 0 or more. The sum is u.
+        samples_U: int64 [u], index of the token's sample, ascending from 0 to b - 1.
+        mask_U: float32 [u], 1 for trained tokens, 0 for others.
         rewards_B: float32 [b].
-        log_probs_U: float32 [u], of the actor before the first optimizer step of the rollout, or with
-            ``use_rollout_logprobs`` of the engine.
+        log_probs_U: float32 [u], of the actor before the first optimizer step of the rollout. With
+            ``use_rollout_logprobs``, of the engine.
         ref_log_probs_U: float32 [u], of the reference.
         rollout_log_probs_U: float32 [u], of the engine.
         values_U: float32 [u], of the critic.
         settings: see :class:`AdvantageSettings`.
-        tokens_T: int64 [t], prompts and responses, one sample after the other; for estimators that read ``tokens``.
-        total_lengths_B: int64 [b], how many of them are each sample's.
+        tokens_T: int64 [t], prompts and responses, sample after sample, for estimators that read ``tokens``.
+        total_lengths_B: int64 [b], number of prompt and response tokens of each sample.
     """
 
     lengths_B: torch.Tensor
@@ -117,9 +117,9 @@ class TokenAdvantages:
     """The result of an estimator of scope ``token`` for u response tokens.
 
     Arguments:
-        advantages_U: float [u], finite where the token is trained; the core trains them as float32.
-        returns_U: float [u], what a critic is to learn; None: no critic reads it.
-        metrics_U: a number a token by name, each [u]; averaged by the core as it averages the loss.
+        advantages_U: float [u], finite for trained tokens. The core converts them to float32.
+        returns_U: float [u], the target of the critic. None if no critic reads it.
+        metrics_U: name -> one number for each token, [u]. The core averages them like the loss.
     """
 
     advantages_U: torch.Tensor
@@ -128,47 +128,49 @@ class TokenAdvantages:
 
 
 class Reductions(Protocol):
-    """Sums over all data-parallel ranks; every rank must call the same reductions in the same order.
+    """Sums over all data-parallel ranks. Every rank must call the same reductions in the same order.
 
-    Ranks that share one copy of the model see the same shard; it counts once.
+    Ranks that share one copy of the model have the same shard, which counts once.
     """
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The elementwise sum over shards, a new tensor of the same shape and dtype; without gradient."""
+        """Return the elementwise sum over shards: a new tensor of the same shape and dtype, without gradient."""
         ...
 
 
 class TokenAdvantageEstimator(Protocol):
-    """Turns what is known of each response token into one advantage a token (scope ``token``).
+    """Computes one advantage for each response token (scope ``token``).
 
-    Runs once a rollout on every learner rank that computes a loss, over the shard of that rank. How samples are split
-    over ranks must not change the result: whatever is taken over the batch goes through ``reduce``.
+    It is called once for each rollout on every learner rank that computes a loss, with the shard of that rank. The
+    split of samples over ranks must not change the result: compute sums over the batch with ``reduce``.
     """
 
     def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
-        """Advantages of every response token, in the order of ``batch``, which is left as it is.
+        """Return the advantage of every response token, in the order of ``batch``. Do not change ``batch``.
 
-        Masked tokens may get anything: the core puts 0 there.
+        Masked tokens may have any value: the core sets them to 0.
         """
         ...
 
 
 class MicroBatch(Protocol):
-    """b samples packed into one row; a rank holds t tokens of it and predicts u response tokens.
+    """b samples packed into one row. A rank has t tokens of the row and predicts u response tokens.
 
-    Response tokens lie sample after sample. ``slime_before_training`` may set the attributes that are no properties.
+    Response tokens are in order, sample after sample. ``slime_before_training`` may set the attributes that are not
+    properties.
 
     Arguments:
-        mask_U: float32 [u], 1 trains; may only leave tokens out, because ``weights_U`` holds divisors counted before.
+        mask_U: float32 [u], 1 for trained tokens. A new mask may only exclude tokens, because the divisors in
+            ``weights_U`` are already computed.
         advantages_U: float32 [u].
         rollout_log_probs_U: float32 [u], of the engine that sampled the tokens.
-        old_log_probs_U: float32 [u], of the actor before the first optimizer step of the rollout; None: the current
-            ones stand in, detached.
-        ref_log_probs_U: float32 [u], of the reference; None: nothing reads them.
-        returns_U: float32 [u], what the critic learns; None: there is no critic.
-        fresh_U: bool [u], sampled by the weights that the learner holds, so that engine and learner are compared there;
-            None: they are not.
-        extra: one entry a sample by name; a :class:`LogitsLoss` may read them, the core does not.
+        old_log_probs_U: float32 [u], of the actor before the first optimizer step of the rollout. If None, the detached
+            current log-probabilities are used.
+        ref_log_probs_U: float32 [u], of the reference. None if nothing reads them.
+        returns_U: float32 [u], the target of the critic. None without a critic.
+        fresh_U: bool [u], whether the weights that the learner has now sampled the token. Engine and learner are
+            compared at these tokens. None if they are not compared.
+        extra: name -> one entry for each sample, for a :class:`LogitsLoss`. The core does not read them.
     """
 
     mask_U: torch.Tensor
@@ -182,43 +184,43 @@ class MicroBatch(Protocol):
 
     @property
     def tokens_1T(self) -> torch.Tensor:
-        """int64 [1, t], prompts and padding included."""
+        """Token ids of the row, prompts and padding included, int64 [1, t]."""
         ...
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each sample, its prompt included."""
+        """Number of tokens of each sample, including its prompt."""
         ...
 
     @property
     def num_samples(self) -> int:
-        """b."""
+        """Number of samples, b."""
         ...
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Which samples of the rank's shard the b samples are."""
+        """Indices of the b samples in the rank's shard."""
         ...
 
     @property
     def samples_U(self) -> torch.Tensor:
-        """int64 [u], which of the b samples a response token belongs to."""
+        """Index of each response token's sample, int64 [u], from 0 to b - 1."""
         ...
 
     @property
     def weights_U(self) -> torch.Tensor:
-        """float32 [u], the mask times the sample's loss weight: a sum with these is the part of the step's loss."""
+        """The mask times the sample's loss weight, float32 [u]. A sum with these weights is part of the step's loss."""
         ...
 
     @property
     def scale(self) -> float:
-        """The factor of a sum of means over samples (a sum over tokens, with ``calculate_per_token_loss``), so
-        that micro-batches and ranks add up to the step's loss; 0 in a micro-batch that trains nothing."""
+        """Factor of a sum of means over samples (with ``calculate_per_token_loss``, of a sum over tokens), with which
+        micro-batches and ranks add up to the step's loss. 0 if the micro-batch trains no token."""
         ...
 
     @property
     def temperature(self) -> float:
-        """At which the tokens were sampled."""
+        """Sampling temperature of the tokens."""
         ...
 
     @property
@@ -228,57 +230,59 @@ class MicroBatch(Protocol):
 
 
 class LogitsLoss(Protocol):
-    """A loss that is computed from logits, in place of policy loss, corrections, divergence and entropy bonus."""
+    """A loss that is computed from logits. It replaces policy loss, corrections, divergence and entropy bonus."""
 
     def __call__(self, logits_1TV: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """The micro-batch's part of the step's loss, a scalar with gradient, and of its metrics, without.
+        """Return the micro-batch's part of the step's loss, a scalar with gradient, and of its metrics, without
+        gradient.
 
         Arguments:
-            logits_1TV: float32 [1, t, v], not divided by the temperature; where ranks share tensors, v is this rank's
+            logits_1TV: float32 [1, t, v], not divided by the temperature. With tensor parallelism, v is this rank's
                 part of the vocabulary.
         """
         ...
 
 
 class LossCorrection(Protocol):
-    """Changes the policy loss of each token, after the run's corrections; a :class:`Correction` may only weigh it."""
+    """Changes the policy loss of each token, after the run's corrections. (A :class:`Correction` only weights it.)"""
 
     def __call__(
         self, loss_U: torch.Tensor, log_probs_U: torch.Tensor, mask_U: torch.Tensor, micro: MicroBatch
     ) -> tuple[torch.Tensor, torch.Tensor, Mapping[str, torch.Tensor]]:
-        """Another policy loss, another mask (float32 [u], 0 or 1, within ``mask_U``), and metrics, one number a token.
+        """Return the new policy loss, the new mask (float32 [u], 0 or 1, at most ``mask_U``), and metrics with one
+        number for each token.
 
         Arguments:
             loss_U: float32 [u], with gradient.
-            log_probs_U: float32 [u], the trainer's before the first optimizer step of the rollout, without gradient.
-            mask_U: float32 [u], what the run's corrections left.
+            log_probs_U: float32 [u], of the actor before the first optimizer step of the rollout, without gradient.
+            mask_U: float32 [u], the mask after the run's corrections.
         """
         ...
 
 
 class LossReducer(Protocol):
-    """Makes one number of the policy losses of a micro-batch, in place of their weighted sum."""
+    """Reduces the policy losses of a micro-batch to one number. It replaces the weighted sum."""
 
     def __call__(self, loss_U: torch.Tensor, mask_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
-        """The policy loss's part of the step's loss, a scalar with gradient.
+        """Return the part of the policy loss in the step's loss, a scalar with gradient.
 
         Arguments:
             loss_U: float32 [u], after corrections, with gradient.
-            mask_U: float32 [u], what corrections left.
+            mask_U: float32 [u], the mask after corrections.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LossParts:
-    """Replacements of parts of a rank's loss by a plugin; None: the core's own.
+    """Replacements for parts of a rank's loss. The core computes the parts that are None.
 
-    Example: ``LossParts(reduce=MeanOfSamples())`` sums the policy loss in another way and leaves the rest as it is.
+    Example: ``LossParts(reduce=MeanOfSamples())`` replaces the sum of the policy loss.
 
     Arguments:
-        of_logits: the whole loss, from logits.
-        correct: what changes the policy loss of each token after the run's corrections.
-        reduce: what sums the policy loss.
+        of_logits: computes the complete loss from logits.
+        correct: changes the policy loss of each token after the run's corrections.
+        reduce: sums the policy loss.
     """
 
     of_logits: LogitsLoss | None = None
@@ -287,19 +291,19 @@ class LossParts:
 
     @property
     def given(self) -> frozenset[str]:
-        """The names of the parts that are not the core's own."""
+        """The names of the parts that are set."""
         return frozenset(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class WrappedModel:
-    """What a plugin that wrapped the actor's model replaces; fields that are None stay as without the plugin.
+    """Replacements by a plugin that wraps the actor's model. Fields that are None replace nothing.
 
     Functions that return tensors are collective: all ranks iterate to the end.
 
     Arguments:
         published: returns the weights for engines: all weights of the model, with Hugging Face names.
-        saved: returns the tensors for the folder ``hf`` of a checkpoint; None: those of ``published``.
+        saved: returns the tensors for the folder ``hf`` of a checkpoint. If None, those of ``published`` are saved.
         write: creates the folder ``hf`` and writes these tensors, on rank 0, in a background thread.
         original: context in which the model computes as before the plugin wrapped it; the reference then needs no copy
             of the start weights.
@@ -320,14 +324,14 @@ class WrappedModel:
 
 
 class Segments(Protocol):
-    """Sums over the sequences of a packed micro-batch; a policy loss that needs them never indexes tokens itself."""
+    """Sums over the sequences of a packed micro-batch, so that a policy loss does not need to index tokens."""
 
     def sums(self, values_T: torch.Tensor) -> torch.Tensor:
-        """The sum over each of the b sequences, [b]; differentiable."""
+        """Return the sum over each of the b sequences, [b]; differentiable."""
         ...
 
     def spread(self, values_b: torch.Tensor) -> torch.Tensor:
-        """Each sequence's value at each of its tokens, [T]; differentiable."""
+        """Return the value of its sequence for each token, [T]; differentiable."""
         ...
 
 
@@ -336,9 +340,9 @@ class LossSettings:
     """The settings that every policy loss shares.
 
     Arguments:
-        eps_clip: how far below 1 the importance ratio may count.
-        eps_clip_high: how far above 1; None: as far as below.
-        eps_clip_c: largest ratio that counts for a negative advantage (dual clip), above 1; None: no such bound.
+        eps_clip: the importance ratio is clipped below 1 - ``eps_clip``.
+        eps_clip_high: the ratio is clipped above 1 + ``eps_clip_high``. None means ``eps_clip``.
+        eps_clip_c: bound on the ratio for negative advantages (dual clip), above 1. None means no bound.
     """
 
     eps_clip: float = 0.2
@@ -351,15 +355,15 @@ class LossTerms:
     """The input of a policy loss, one packed micro-batch of T response tokens.
 
     Arguments:
-        log_probs_T: float32, of the actor that trains; carries the gradient.
-        old_log_probs_T: float32, of the actor before the first optimizer step of the rollout, or with
-            ``use_rollout_logprobs`` of the engine; no gradient.
-        advantages_T: float32, no gradient.
-        mask_T: float32, 1 where the token is trained.
+        log_probs_T: float32, of the trained actor, with gradient.
+        old_log_probs_T: float32, of the actor before the first optimizer step of the rollout, without gradient. With
+            ``use_rollout_logprobs``, of the engine.
+        advantages_T: float32, without gradient.
+        mask_T: float32, 1 for trained tokens, 0 for others.
         settings: see :class:`LossSettings`.
-        segments: which tokens form a sequence; None where the caller has no use for sequences.
-        engine_columns_T: name -> float32 [T, width], what the component declared with ``reads_engine``; 0 at tokens
-            that no engine sampled.
+        segments: the sequences of the tokens. None if the caller does not need sequences.
+        engine_columns_T: name -> float32 [T, width], the engine data that the component requests with ``reads_engine``.
+            0 for tokens that no engine sampled.
     """
 
     log_probs_T: torch.Tensor
@@ -373,7 +377,7 @@ class LossTerms:
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """Loss per token (with gradient, 0 where masked) and metrics per token (without); the core does the averaging."""
+    """Loss of each token (with gradient, 0 if masked) and metrics of each token (without). The core averages them."""
 
     loss_T: torch.Tensor
     metrics_T: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -383,25 +387,25 @@ class PolicyLoss(Protocol):
     """Turns log-probabilities and advantages into a loss per token."""
 
     def __call__(self, terms: LossTerms) -> LossOutput:
-        """The loss of each token; never averages."""
+        """Return the loss of each token. Do not average."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectionTerms:
-    """The input of an off-policy correction, one packed micro-batch of T response tokens, nothing with a gradient.
+    """The input of an off-policy correction: one packed micro-batch of T response tokens, without gradients.
 
     Arguments:
-        log_probs_T: float32, of the trainer: the actor before the first optimizer step of the rollout. With
-            ``use_rollout_logprobs`` the engine's, for corrections that do not compare the two.
+        log_probs_T: float32, of the actor before the first optimizer step of the rollout. With
+            ``use_rollout_logprobs``, of the engine, for corrections that do not compare the two.
         rollout_log_probs_T: float32, of the engine that sampled the tokens.
-        mask_T: float32, 1 where the token is trained, as earlier corrections left it.
-        segments: which tokens form a sequence; under context parallelism some of them are on other ranks, so a
-            correction calls it as often on every rank. None where the caller has no use for sequences.
-        current_log_probs_T: float32, of the actor that trains, as it is in this optimizer step.
+        mask_T: float32, 1 for trained tokens, after the earlier corrections.
+        segments: the sequences of the tokens. With context parallelism other ranks have some tokens of a sequence, so
+            every rank must call it equally often. None if the caller does not need sequences.
+        current_log_probs_T: float32, of the trained actor in this optimizer step.
         advantages_T: float32.
-        engine_columns_T: name -> float32 [T, width], what the component declared with ``reads_engine``; 0 at tokens
-            that no engine sampled.
+        engine_columns_T: name -> float32 [T, width], the engine data that the component requests with ``reads_engine``.
+            0 for tokens that no engine sampled.
     """
 
     log_probs_T: torch.Tensor
@@ -418,10 +422,10 @@ class CorrectionOutput:
     """The result of a correction for each token.
 
     Arguments:
-        weights_T: float32, finite and at least 0 where the token is trained; multiplies its policy loss.
-        mask_T: float32, 0 or 1; trains at most the tokens of ``CorrectionTerms.mask_T``. A token that it leaves out
-            takes no part in any term of the loss.
-        metrics_T: a number a token by name; averaged by the core over all tokens that the rollout trains.
+        weights_T: float32, factor of the token's policy loss, finite and at least 0 for trained tokens.
+        mask_T: float32, 0 or 1, at most ``CorrectionTerms.mask_T``. No term of the loss includes a token that it
+            excludes.
+        metrics_T: name -> one number for each token. The core averages them over all trained tokens of the rollout.
     """
 
     weights_T: torch.Tensor
@@ -430,21 +434,21 @@ class CorrectionOutput:
 
 
 class Correction(Protocol):
-    """Weighs and masks tokens by how far the trainer stands from the engine that sampled them.
+    """Weights and masks tokens by the difference between the trainer and the engine that sampled them.
 
-    A run names corrections in order; each sees the mask that those before it left, and the weights are multiplied. What
-    the loss is divided by stays what it was before them: the tokens that the rollout trains.
+    A run applies corrections in the order in which it names them: each gets the mask of the previous ones, and the
+    weights are multiplied. Corrections do not change the divisor of the loss, the number of trained tokens.
     """
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
-        """Weight and mask of each token; changes nothing in place."""
+        """Return weight and mask of each token. Change nothing in place."""
         ...
 
 
 class ModelSpec(Protocol):
-    """Describes one family of models: builds it in Megatron, and knows its weights by their Hugging Face names.
+    """A family of models: builds them in Megatron, and loads and exports weights with Hugging Face names.
 
-    ``slime_core.modeling.MBridgeSpec`` is this for every family that mbridge maps.
+    ``slime_core.modeling.MBridgeSpec`` implements it for every family that mbridge maps.
     """
 
     def build(
@@ -455,23 +459,24 @@ class ModelSpec(Protocol):
         parallel: ParallelLayout,
         overrides: Mapping[str, JsonValue] | None = None,
     ) -> list[torch.nn.Module]:
-        """This rank's part of the model, one module a chunk of layers that it holds.
+        """Return this rank's part of the model, one module for each chunk of layers.
 
         Arguments:
-            config: the object in the checkpoint's ``config.json``, as it stands there; fields may be missing.
+            config: the unchanged object of the checkpoint's ``config.json``. Fields may be missing.
             dtype: of the parameters.
-            parallel: how the model is cut over ranks; Megatron was initialised with it.
+            parallel: the split of the model over ranks, with which Megatron was initialised.
             overrides: fields of Megatron's ``TransformerConfig`` that the run sets.
         """
         ...
 
     def load_weights(self, chunks: list[torch.nn.Module], folder: Path) -> None:
-        """Fill ``chunks`` from the Hugging Face folder; every weight there is used, every parameter here is filled."""
+        """Fill ``chunks`` from the Hugging Face folder. Use every weight in it, and fill every parameter."""
         ...
 
     def export_weights(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights, whole, under their Hugging Face names, on every rank; the inverse of :meth:`load_weights`.
+        """Yield all weights, unsharded, with their Hugging Face names, on every rank: the inverse of
+        :meth:`load_weights`.
 
-        Collective: every rank of the learner iterates in step.
+        Collective: all ranks of the learner must iterate together.
         """
         ...

@@ -36,98 +36,98 @@ class RewardModel(Protocol):
     """Scores finished responses."""
 
     async def score(self, samples: Sequence[Sample]) -> Sequence[Reward | RewardFailure]:
-        """One reward a sample, in the order of ``samples``; changes none of them."""
+        """Return one reward for each sample, in the order of ``samples``. Do not change the samples."""
         ...
 
 
 class CheckedRewardModel(RewardModel, Protocol):
-    """A reward model that checks rows before anything starts. Both methods are optional, and static: the core calls
-    them on the class."""
+    """A reward model that checks rows before the run starts. Both methods are optional and static: the core calls them
+    on the class."""
 
     @staticmethod
     def check_row(label: JsonValue, metadata: Mapping[str, JsonValue]) -> str | None:
-        """Return why no response to a row could be rewarded, such as ``the label is empty``; None if one could.
+        """Return why no response to a row could be rewarded, such as ``the label is empty``, or None.
 
-        ``slime_core.types.needs_label`` and ``needs_text_label`` are such functions. A mistake is an error of the row,
-        with file and line; ``on_bad_data`` applies.
+        ``slime_core.types.needs_label`` and ``needs_text_label`` are such functions. A mistake is reported with file
+        and line, and handled by ``on_bad_data``.
 
         Arguments:
-            label: as the row has it: text, a number, an object, a list, or null.
+            label: value in the row: text, a number, an object, a list, or null.
             metadata: of the row.
         """
         ...
 
     @staticmethod
     def perfect_response(label: str) -> str:
-        """Return a response that should get full marks: a reward of 1, each number of it if there are several.
+        """Return a response that should be rewarded with 1. If the reward has several numbers, with 1 for each.
 
-        The core scores the responses to a file's labels before a run and names the labels that do not get full marks.
+        Before a run, the core scores such responses for labels of a file, and lists the labels with another reward.
         """
         ...
 
 
 class GenerateFunction(Protocol):
-    """Makes the response to one sample's prompt (scope ``sample``)."""
+    """Generates the response to one sample's prompt (scope ``sample``)."""
 
     async def __call__(
         self, context: GenerateContext, sample: Sample, sampling: SamplingParams
     ) -> Sample | list[Sample]:
-        """The finished sample, or several that one generation fanned out into and that share a ``rollout_id``.
+        """Return the finished sample, or several samples of one generation that share a ``rollout_id``.
 
-        A sample whose generation was ended from outside, in whichever turn, comes back as ``ABORTED``, with the tokens
-        that it has. With ``partial_rollout`` it is handed over again: as it is where the function's traits say
-        ``resumes``, else again; a fan-out restarts as the one sample that it was made from.
+        If the core aborts a generation, return the sample as ``ABORTED`` with the tokens so far. With
+        ``partial_rollout`` the sample is requeued: unchanged if the function ``resumes``, otherwise from the start.
+        Several samples of one generation restart as the original sample.
         """
         ...
 
 
 class GroupGenerateFunction(Protocol):
-    """Makes the responses to one prompt group (scope ``group``)."""
+    """Generates the responses to one prompt group (scope ``group``)."""
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
-        """The finished samples of the group.
+        """Return the finished samples of the group.
 
-        Aborted samples are as in :class:`GenerateFunction`; their finished siblings come with them, to be returned as
-        they are, where the traits say ``resumes``. Else all of the group is restarted. Failed samples may come alone
-        (``failed_samples = retry``).
+        Aborted samples are requeued as in :class:`GenerateFunction`. If the function ``resumes``, the group contains
+        their finished siblings, which must be returned unchanged; otherwise the complete group restarts. With
+        ``failed_samples = retry`` the group may contain only its failed samples.
         """
         ...
 
 
 class PromptFilter:
-    """Decides which prompts a run uses, and counts the others. This base class uses all of them.
+    """Decides which prompts a run uses, and counts the others. This base class accepts all prompts.
 
-    A data source checks each row, selects among the prompts that it read, and reports what it leaves out.
+    A data source checks each row, selects prompts, and reports the rows that it skips.
     """
 
     def check(self, metadata: Mapping[str, JsonValue], label: JsonValue, where: str) -> None:
-        """Return if the run supports what a row requests, and its reward model can reward a response to it.
+        """Return if the run supports the settings of a row, and its reward model can reward a response to it.
 
         Arguments:
             metadata: of the row.
-            label: as the row has it: text, a number, an object, a list, or null.
+            label: value in the row: text, a number, an object, a list, or null.
             where: file and line, for the message.
 
         Raises:
-            DataError: the row names a component that the run lacks, or sampling that it cannot train on; or no response
-                to the row could be rewarded.
+            DataError: the row names a component that the run does not have, or sampling that it cannot train on, or no
+                response to the row could be rewarded.
         """
         del metadata, label, where
 
     def check_prompt(self, prompt: Prompt, metadata: Mapping[str, JsonValue], where: str) -> None:
-        """Return if the chat template renders the whole prompt.
+        """Return if the chat template renders the complete prompt.
 
         Arguments:
             metadata: of the row, with its tools.
             where: file and line, for the message.
 
         Raises:
-            DataError: the template refuses the prompt, or leaves a message or the tools out.
+            DataError: the template refuses the prompt, or omits a message or the tools.
         """
         del prompt, metadata, where
 
     def select(self, prompts: Sequence[tuple[Prompt, list[JsonValue] | None]]) -> Sequence[bool]:
-        """Return for each prompt, given with its tools, whether it is short enough.
+        """Return for each prompt, paired with its tools, whether it is short enough.
 
         Raises:
             DataError: a prompt cannot be turned into tokens.
@@ -135,11 +135,11 @@ class PromptFilter:
         return [True] * len(prompts)
 
     def count_left_out(self, reason: str, count: int) -> None:
-        """Count further rows that are left out for ``TOO_LONG``, ``BAD``, or a reason of the data source."""
+        """Count rows that are skipped for the reason ``TOO_LONG``, ``BAD``, or a reason of the data source."""
         del reason, count
 
     def report_bad_row(self, mistake: str) -> None:
-        """Report the mistake in a row that is left out because it cannot be read; it starts with file and line."""
+        """Report the mistake in a row that is skipped because it cannot be read. The text starts with file and line."""
         del mistake
 
 
@@ -148,13 +148,13 @@ class PromptRequest:
     """The request to a data source.
 
     Arguments:
-        path: the prompts; the data source decides what a path may be.
+        path: the prompts: a file, or anything else that the data source accepts.
         input_key, label_key, metadata_key, tool_key: fields of a row.
         n_samples_per_prompt: samples of a group.
-        shuffle: a new order each epoch, by ``seed``; False: file order.
-        multimodal_keys: pairs of a kind of input, such as ``image``, and the field of a row that holds it.
-        skips_bad: leave out rows that cannot be read; False: they are an error.
-        vocab_size: number of ids of the model; None: unknown.
+        shuffle: whether each epoch has a new random order, from ``seed``. False means file order.
+        multimodal_keys: pairs of a kind of input, such as ``image``, and the field of a row with it.
+        skips_bad: whether rows that cannot be read are skipped instead of being an error.
+        vocab_size: number of ids of the model. None if unknown.
         filter: decides which prompts the run uses.
     """
 
@@ -179,10 +179,10 @@ class PromptRow:
     Example: the line ``{"prompt": "37+45", "label": "82", "metadata": {"carries": 1}}``.
 
     Arguments:
-        prompt: text, or chat messages; JSON text of messages has become messages.
-        label: the ground truth as text; None: the row has none.
-        metadata: further fields for rewards and reports; ``tools`` holds the tools for the chat template.
-        inputs: kind -> the row's images or other inputs; None: it has none.
+        prompt: text, or chat messages (parsed if the row has them as JSON text).
+        label: the ground truth as text, or None.
+        metadata: other fields, for rewards and reports. ``tools`` are the tools for the chat template.
+        inputs: kind -> images or other inputs of the row, or None.
         place: file and line, for messages.
     """
 
@@ -194,28 +194,28 @@ class PromptRow:
 
     @property
     def tools(self) -> list[JsonValue] | None:
-        """The tools for the chat template; None: there are none."""
+        """The tools for the chat template, or None."""
         return tools_of(self.metadata)
 
 
 class DataSource(Protocol):
-    """Returns prompt groups, and can continue from an earlier place.
+    """Returns prompt groups, and can continue from a stored state.
 
-    Its target finds its request in ``run.prompts``, a :class:`PromptRequest`. It never runs out: prompts come
-    again in a new epoch, or it makes new ones without end.
+    The settings of ``[data]`` are in ``run.prompts``, a :class:`PromptRequest`. A data source never ends: it repeats
+    its prompts in a new epoch, or makes new ones.
 
-    A class may have a class method ``screen(options, run, screen: PromptScreen) -> Sequence[str]``, which looks at its
-    files before anything starts, in ``slime check`` too. It returns what is wrong with rows that the run will leave out
-    (``on_bad_data = skip``), with file and line, and raises DataError for what the run cannot use. The data source
-    ``prompts`` must have it and ``__len__``, because it reads evaluation sets too.
+    A class may have a class method ``screen(options, run, screen: PromptScreen) -> Sequence[str]``, which checks its
+    files before the run starts, also in ``slime check``. It returns a text with file and line for each mistake in rows
+    that the run will skip (``on_bad_data = skip``), and raises DataError for prompts that the run cannot use. The data
+    source ``prompts`` must have it and ``__len__``, because it also reads evaluation sets.
     """
 
     def next_groups(self, n: int) -> list[PromptGroup]:
-        """Return the next ``n`` prompt groups, of pending samples."""
+        """Return the next ``n`` prompt groups. Their samples are ``PENDING``."""
         ...
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """Take unfinished groups back; they are returned first."""
+        """Accept unfinished groups, which ``next_groups`` returns first."""
         ...
 
     def state(self) -> dict[str, JsonValue]:
@@ -229,17 +229,17 @@ class DataSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLimits:
-    """How prompts are rendered, and how many tokens they may have.
+    """The rendering of prompts, and the limit on their length.
 
     Example: with ``context=128`` and ``response=8``, a prompt may have 120 tokens.
 
     Arguments:
-        context: tokens that the model reads, prompt and response together; None: unknown before it runs.
-        response: the longest response.
+        context: context length of the model in tokens, for prompt and response. None if unknown before it runs.
+        response: limit on a response, in tokens.
         folder: Hugging Face folder with the tokenizer.
-        apply_chat_template: prompts are rendered with the tokenizer's template.
-        leaves_out: prompts of more tokens are left out of the run; None: none are.
-        template_arguments: further arguments of the template.
+        apply_chat_template: whether the tokenizer's template renders prompts.
+        leaves_out: number of tokens above which a prompt is skipped, or None.
+        template_arguments: additional arguments of the template.
     """
 
     context: int | None
@@ -252,13 +252,13 @@ class PromptLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptScreen:
-    """What a data source needs to check its prompts before a run.
+    """The arguments with which a data source checks its prompts before a run.
 
     Arguments:
-        setting: names ``run.prompts.path``, for messages; empty: no setting does, it is the data of the demo.
-        limits: of rows that name no generate function; None: the generate function decides what it makes of prompts.
+        setting: the setting with the path, for messages. Empty for the data of the demo.
+        limits: for rows that name no generate function. None if the generate function changes prompts.
         keys: setting -> field that at least one row must have.
-        see: called with a path and its rows, after they were checked.
+        see: called with a path and its checked rows.
     """
 
     setting: str
@@ -268,10 +268,10 @@ class PromptScreen:
 
 
 class RolloutBatch(Protocol):
-    """The rollout that is being collected, as a :class:`RolloutSource` fills it.
+    """The rollout that a :class:`RolloutSource` fills.
 
     Attributes:
-        wanted: groups that are to be kept, ``rollout_batch_size`` at first. A source that makes another number sets it.
+        wanted: number of groups to collect, ``rollout_batch_size`` by default. A source may set another number.
     """
 
     wanted: int
@@ -283,17 +283,17 @@ class RolloutBatch(Protocol):
 
     @property
     def missing(self) -> int:
-        """Groups that are still to be kept: sample transforms drop some, and others are too old."""
+        """Number of groups still to collect. Groups that sample transforms drop, or that are too old, do not count."""
         ...
 
     @property
     def prompts(self) -> DataSource:
-        """The run's data source. A group that was taken from it ends in :meth:`add`, or is put back."""
+        """The run's data source. Pass each group that it returns to :meth:`add`, or put it back."""
         ...
 
     def generation(self, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
-        """The arguments of a generate function for ``sample`` and its group: the engines and the tokenizer, and how a
-        response is sampled, by the run's settings and by what the sample's row says of where responses end.
+        """Return the arguments of a generate function for ``sample`` and its group: the context, and the sampling
+        parameters of the run, with the stop conditions of the sample's row.
 
         Example, one turn for every sample of a group::
 
@@ -306,8 +306,8 @@ class RolloutBatch(Protocol):
         ...
 
     async def add(self, groups: Sequence[PromptGroup]) -> None:
-        """Add finished groups. The run's reward model scores samples without a reward, groups above the bound on
-        staleness are left out, and sample transforms decide on the others.
+        """Add finished groups. The reward model scores samples without a reward, groups above the limit on staleness
+        are discarded, and sample transforms are applied to the others.
 
         Raises:
             SlimeError: a reward model or a sample transform failed.
@@ -316,38 +316,37 @@ class RolloutBatch(Protocol):
 
 
 class RolloutSource(Protocol):
-    """Makes whole rollouts, in place of the run's generate function (``--rollout-source``).
+    """Makes complete rollouts, instead of the run's generate function (``--rollout-source``).
 
-    One call is under way at a time. What comes after it is the same for every source: advantages, loss weights,
-    shards. It may generate with the run's engines (:meth:`RolloutBatch.generation`), which hold the weights that were
-    published last.
+    Only one call runs at a time. The core then computes advantages, loss weights and shards. A source may generate with
+    the run's engines (:meth:`RolloutBatch.generation`), which have the weights that were published last.
     """
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
         """Add the groups of rollout ``batch.rollout`` to ``batch``.
 
         Returns:
-            Further metrics of the rollout, by their full names; empty: none.
+            Additional metrics of the rollout by full name.
         """
         ...
 
     def state(self) -> Mapping[str, JsonValue]:
-        """The state that ``restore`` takes, besides the data source's, which the core saves; empty: nothing."""
+        """Return the state for ``restore``, without that of the data source, which the core saves."""
         ...
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
-        """Continue from where ``state()`` was taken; not called where that was empty."""
+        """Continue from ``state``. Not called if it is empty."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSamples:
-    """The samples that are trained in place of a rollout's; see ``slime_before_shards``.
+    """Training samples that replace those of a rollout; see ``slime_before_shards``.
 
     Arguments:
-        samples: with tokens, log-probabilities, masks and rewards; one for each optimizer step and learner rank, or
-            more.
-        rewards_are_advantages: an advantage estimator of scope ``sample`` is not called: rewards are advantages.
+        samples: with tokens, log-probabilities, masks and rewards; at least one for each optimizer step and learner
+            rank.
+        rewards_are_advantages: whether rewards are used as advantages, without an estimator of scope ``sample``.
     """
 
     samples: list[Sample]
@@ -358,14 +357,14 @@ class TrainSamples:
 class Transformed:
     """The result of a sample transform for one prompt group.
 
-    Example: a group whose rewards are all equal is left out::
+    Example, a group whose rewards are all equal::
 
         Transformed(samples, dropped="zero_std")
 
     Arguments:
-        samples: the group as it goes on; fewer samples, other rewards, ``loss_mask`` or ``remove_sample`` set.
-        dropped: why the whole group is not trained on; None: it is. Counted as ``rollout/dropped/REASON``.
-        changed: reason -> number of samples that were changed for it; counted as ``rollout/changed/REASON``.
+        samples: the new group: fewer samples, other rewards, ``loss_mask`` or ``remove_sample`` set.
+        dropped: why the group is not trained on, counted as ``rollout/dropped/REASON``. None if it is trained on.
+        changed: reason -> number of samples changed for it, counted as ``rollout/changed/REASON``.
     """
 
     samples: PromptGroup
@@ -376,8 +375,8 @@ class Transformed:
 class GroupTransform(Protocol):
     """Keeps, drops, masks or shapes one finished, rewarded prompt group (scope ``group``).
 
-    It sees the samples that can be trained on, completed or truncated; there is at least one. A group that it drops is
-    replaced by one of another prompt, up to ``rollout_max_refills`` rounds.
+    It receives the completed and truncated samples, at least one. A dropped group is replaced by a group of another
+    prompt, in up to ``rollout_max_refills`` rounds.
     """
 
     def __call__(self, samples: PromptGroup) -> Transformed:
@@ -386,9 +385,9 @@ class GroupTransform(Protocol):
 
 
 class RolloutTransform(Protocol):
-    """Keeps, drops, masks or shapes all prompt groups of a rollout, seen together (scope ``rollout``).
+    """Keeps, drops, masks or shapes all prompt groups of a rollout together (scope ``rollout``).
 
-    Where groups had to be replaced, it is called again with all of them, as they were before it saw them first.
+    If groups are replaced, it is called again with all groups in their original state.
     """
 
     def __call__(self, groups: Sequence[PromptGroup]) -> Sequence[Transformed]:

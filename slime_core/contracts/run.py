@@ -1,12 +1,12 @@
-"""Arguments about their run that components and hooks receive, and the contract of trackers.
+"""Arguments that describe the run to components and hooks, and the contract of trackers.
 
-RunPlan      what is known before anything starts; checks of settings get it
-RunView      the plan, and what exists once processes start; every component is made with it
-RunInfo, SamplerInfo, LearnerInfo, TrainStep, EvalSamples    what lifecycle hooks get
+RunPlan      the facts before the run starts, for checks of settings
+RunView      the plan and the facts of the started run, for components
+RunInfo, SamplerInfo, LearnerInfo, TrainStep, EvalSamples    arguments of lifecycle hooks
 Tracker      sends metrics somewhere
-SampleTracker    a tracker that also takes samples
+SampleTracker    a tracker that also receives samples
 
-Importing this loads no torch and no Megatron.
+Importing this module loads neither torch nor Megatron.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ _NOT_IN_JSON = frozenset({"prompts"})
 
 
 class Tokenizer(Protocol):
-    """The methods of the checkpoint's tokenizer that a component may call; transformers' own have them all."""
+    """Methods of the checkpoint's tokenizer that a component may call. All tokenizers of transformers have them."""
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the token that ends a response; None: the tokenizer has none."""
+        """Id of the token that ends a response. None if the tokenizer has none."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``."""
+        """Return the token ids of ``text``."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of token ids."""
+        """Return the text of token ids."""
         ...
 
     def apply_chat_template(
@@ -75,31 +75,31 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool = False,
         tokenize: Literal[False],
     ) -> str:
-        """Text of chat messages by the tokenizer's template."""
+        """Return the chat messages as text, rendered by the tokenizer's template."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """The plan of a run, known before anything starts; without arguments, a run with every setting at its default.
+    """The plan of a run, known before it starts. Without arguments, a run with default settings.
 
     Example: ``RunPlan(seed=7, settings={"seed": 7, "grpo.std_normalization": False})``
 
     Arguments:
-        seed: of initialisation, data order and sampling.
-        device: where learner and engines compute; ``auto`` until the cluster has been looked at.
+        seed: for initialisation, data order and sampling.
+        device: device of learner and engines. ``auto`` until the cluster is known.
         rollout_batch_size: prompts of one rollout.
         n_samples_per_prompt: samples of one prompt group.
-        max_prompt_len: tokens; None: no prompt is too long.
-        max_response_len: tokens.
-        temperature: of sampling in training.
-        reward_key: which of several rewards trains; None: rewards are plain numbers.
-        samples_per_step: of one optimizer step, over all ranks.
+        max_prompt_len: limit in tokens. None means no limit.
+        max_response_len: limit in tokens.
+        temperature: sampling temperature in training.
+        reward_key: the name of the reward that trains, if there are several. None if rewards are numbers.
+        samples_per_step: samples of one optimizer step, over all ranks.
         steps_per_rollout: optimizer steps of one rollout.
-        num_data_ranks: copies of the model that train, each on samples of its own.
-        num_engines: inference servers of the policy, started by the run or by the user; 0 where rollouts are read.
-        settings: read-only; every setting of the core by its name, and every option of the active plugins by its name
-            in ``config.toml`` (``grpo.std_normalization``). Paths are text, and what holds a secret is left out.
+        num_data_ranks: number of data-parallel copies of the model.
+        num_engines: inference servers of the policy, started by the run or by the user. 0 if rollouts are read.
+        settings: read-only; all settings of the core by name, and all options of the active plugins by their name in
+            ``config.toml`` (``grpo.std_normalization``). Paths are text, and secrets are omitted.
     """
 
     seed: int = 1234
@@ -120,30 +120,30 @@ class RunPlan:
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
 
     def to_json(self) -> str:
-        """The record as text; :meth:`from_json` reads it back."""
+        """Return the record as text for :meth:`from_json`."""
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NOT_IN_JSON}
         return json.dumps(found, default=_plain)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the text that :meth:`to_json` wrote."""
+        """Return the record that :meth:`to_json` wrote."""
         return cls(**json.loads(text))
 
     def __reduce__(self) -> tuple[Callable[[str], Self], tuple[str]]:
-        # Ray and reward processes pickle it; a read-only mapping cannot be pickled, its JSON can.
+        # Ray and reward processes pickle it. A read-only mapping cannot be pickled, but its JSON can.
         return type(self).from_json, (self.to_json(),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView(RunPlan):
-    """The argument with which a component is made: the plan, and facts of the started run. Crosses processes as JSON.
+    """The plan and the facts of the started run, passed to components. Sent to other processes as JSON.
 
     Arguments:
-        folder: of the run; None: there is none, as in a test of the component alone.
-        resumed_step: training steps done when this start of the run began; 0: it does not resume.
-        models: name -> URL of every auxiliary model; empty until their servers answer.
-        model_folder: Hugging Face folder with the start weights and the tokenizer; None: as with ``folder``.
-        prompts: the request to a data source; None for every other kind. It stays in its process.
+        folder: of the run. None in a test of the component alone.
+        resumed_step: number of training steps that were done before this start of the run.
+        models: name -> URL of every auxiliary model. Empty until their servers answer.
+        model_folder: Hugging Face folder with the start weights and the tokenizer. None in a test of the component.
+        prompts: the request to a data source. None for all other kinds, and in other processes.
     """
 
     folder: Path | None = None
@@ -153,7 +153,7 @@ class RunView(RunPlan):
     prompts: PromptRequest | None = None
 
     def __post_init__(self) -> None:
-        # Named: in a class with slots, super() without arguments means the class before slots were made.
+        # Not super(): without arguments it refers to the class before dataclass added the slots.
         RunPlan.__post_init__(self)
         object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
         for name in ("folder", "model_folder"):
@@ -161,7 +161,7 @@ class RunView(RunPlan):
             object.__setattr__(self, name, None if path is None else Path(path))
 
     def tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer, loaded at the first call, once a process; takes a second or two.
+        """Return the checkpoint's tokenizer. The first call in a process loads it, which takes a second or two.
 
         Raises:
             ConfigError: the run has no ``model_folder``.
@@ -189,7 +189,7 @@ def _plain(value: object) -> JsonValue:
 
 
 class Place(StrEnum):
-    """The place of a hook's call: the driver, the sampler's process, or every rank of the learner."""
+    """The process that calls a hook: the driver, the sampler, or every rank of the learner."""
 
     DRIVER = "driver"
     SAMPLER = "sampler"
@@ -198,13 +198,13 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """The run, as the driver knows it.
+    """Facts about the run for hooks of the driver.
 
     Arguments:
         folder: of the run.
-        settings: setting name -> value of every setting of the core.
-        step: steps done when it started: 0, or what it resumed from.
-        num_rollout: steps it will have done at its end.
+        settings: name -> value of every setting of the core.
+        step: number of steps that were done before this start of the run.
+        num_rollout: number of steps of the complete run.
     """
 
     folder: Path
@@ -218,7 +218,7 @@ class Optimizer(Protocol):
 
     @property
     def param_groups(self) -> list[dict[str, object]]:
-        """Parameters with their settings, such as ``lr``, as torch's optimizers hold them."""
+        """Parameters with their settings, such as ``lr``, in the format of torch's optimizers."""
         ...
 
     def state_dict(self) -> Mapping[str, object]:
@@ -231,7 +231,7 @@ class Schedule(Protocol):
 
     @property
     def num_steps(self) -> int:
-        """Steps that it has counted."""
+        """Number of counted steps."""
         ...
 
     def state_dict(self) -> Mapping[str, object]:
@@ -241,14 +241,14 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SamplerInfo:
-    """The process that makes rollouts, or evaluations.
+    """Facts about a process that makes rollouts or evaluations.
 
     Arguments:
-        router_url: where generation requests go; empty: no engine is started.
-        model_urls: name -> URL of every model that is served in addition to the policy.
-        trains: its rollouts are trained; False: it only evaluates.
-        encoder: encodes training prompts, with the run's chat template; None: there is none, as in a test.
-        folder: of the run, for files that a plugin writes; None: there is none, as in a test.
+        router_url: URL for generation requests. Empty without engines.
+        model_urls: name -> URL of every auxiliary model.
+        trains: whether its rollouts are trained. False if it only evaluates.
+        encoder: encodes training prompts with the run's chat template. None in a test.
+        folder: of the run, for files that a plugin writes. None in a test.
     """
 
     router_url: str
@@ -263,8 +263,8 @@ class EvalSamples:
     """The results on one evaluation set; entry i of each list belongs to sample i.
 
     Arguments:
-        rewards: those that count, one number per sample.
-        truncated: whether the response was cut at its longest.
+        rewards: the reward that counts, one number for each sample.
+        truncated: whether the response reached the limit of its length.
     """
 
     samples: list[Sample]
@@ -274,14 +274,14 @@ class EvalSamples:
 
 @dataclass(frozen=True, slots=True)
 class LearnerInfo:
-    """One learner rank.
+    """Facts about a learner rank.
 
     Arguments:
-        rank, world_size: of the process among the learner's.
-        settings: setting name -> value of every setting of the core.
-        model: the chunks of the model that the rank holds; empty before they are built.
-        optimizer, schedule: Megatron's; None before they are built.
-        folder: of the run; None: there is none, as in a test.
+        rank, world_size: of this process in the learner.
+        settings: name -> value of every setting of the core.
+        model: the rank's chunks of the model. Empty before they are built.
+        optimizer, schedule: of Megatron. None before they are built.
+        folder: of the run. None in a test.
     """
 
     rank: int
@@ -300,9 +300,9 @@ class TrainStep:
     Arguments:
         rollout: number of the rollout.
         step: number of the step within the rollout, from 0.
-        learner: the rank that takes it.
-        metrics: the step's metrics, once it is done; empty before. ``loss``, ``grad_norm``, ``lr`` and the
-            other names of a run's metrics, without their ``train/``.
+        learner: this rank.
+        metrics: after the step, its metrics without the prefix ``train/``: ``loss``, ``grad_norm``, ``lr`` and others.
+            Empty before the step.
     """
 
     rollout: int
@@ -312,37 +312,37 @@ class TrainStep:
 
 
 class Tracker(Protocol):
-    """Sends metrics somewhere: an observer, whose failure never ends a run; after three it is called no more."""
+    """Sends metrics somewhere. Its exceptions do not end the run; after three of them it is not called again."""
 
     def start(self, run: RunView) -> None:
-        """The run starts, or resumes (``run.resumed_step``); its folder exists. Called once, before any metrics."""
+        """Called once when the run starts or resumes (``run.resumed_step``), before any metrics. The folder exists."""
         ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics of one step.
 
-        Steps rise, but for an evaluation that went on during training: it is logged when it has ended, under the step
-        that it measured.
+        Steps increase, except for evaluations during training: they are logged at their end, with the step whose
+        weights they measured.
         """
         ...
 
     def close(self, error: BaseException | None) -> None:
-        """Flush and let go; called once, also when the run failed.
+        """Flush and close. Called once, also if the run failed.
 
         Arguments:
-            error: what ended the run; None: it reached its last rollout.
+            error: the exception that ended the run. None after the last rollout.
         """
         ...
 
 
 @runtime_checkable
 class SampleTracker(Tracker, Protocol):
-    """A tracker that also sees the samples; the driver reads them only for a tracker that has this method."""
+    """A tracker that also receives samples. The driver reads them only for trackers with this method."""
 
     def samples(self, kind: Literal["train", "eval"], step: int, rows: Iterable[SampleRecord]) -> None:
-        """The samples of one rollout or of one evaluation, as the run wrote them down.
+        """Record the samples of one rollout or evaluation.
 
-        Called after :meth:`log` of the same step, or when an evaluation of the weights of ``step`` has ended. The rows
-        are read from disk one at a time while they are iterated; an evaluation has those of all its sets.
+        Called after :meth:`log` of the same step, or after an evaluation of the weights of ``step``. Iteration reads
+        the rows from disk one by one. An evaluation has the rows of all its sets.
         """
         ...

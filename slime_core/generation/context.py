@@ -56,9 +56,9 @@ class Client(Protocol):
             input_ids: the prompt.
             sampling: how tokens are sampled.
             n: number of responses.
-            timeout_s: fixed limit in seconds; None: the client's limit, which counts from the engine's last progress.
-            extra: further fields of SGLang's request (``image_data``, ``lora_path``).
-            session: id of the conversation; its requests go to one engine where ``sglang_router_policy`` supports it.
+            timeout_s: limit in seconds. By default the client's limit since the engine's last progress.
+            extra: additional fields of SGLang's request (``image_data``, ``lora_path``).
+            session: id of the conversation. Its requests go to one engine if ``sglang_router_policy`` supports it.
 
         Raises:
             RequestRefused: an id is out of range, or the engine refused the request.
@@ -83,7 +83,7 @@ class Encoder(Protocol):
     def encode(
         self, prompt: str | list[dict[str, JsonValue]], *, tools: Sequence[JsonValue] | None = None
     ) -> list[int]:
-        """Return the token ids of a prompt, rendered by the chat template where the run uses it.
+        """Return the token ids of a prompt, rendered by the chat template if the run uses it.
 
         Raises:
             DataError: chat messages without a template, a prompt without tokens, or the template refuses the prompt.
@@ -166,12 +166,12 @@ class GenerateContext:
         client: sends token ids to the engines.
         encoder: prompt to ids, ids to text.
         evaluation: whether the samples are of an evaluation.
-        rollout: number of the rollout; for an evaluation, the training steps done.
-        masks_resumed: when an aborted response resumes, its earlier tokens are not trained; new tokens are.
+        rollout: number of the rollout. For an evaluation, the number of training steps so far.
+        masks_resumed: exclude the earlier tokens of a resumed response from training.
         models: name -> URL of every auxiliary model.
-        processor: turns a prompt's images into inputs of the trained model; None: the inputs of samples stay unchanged.
-        max_response_len: longest response in tokens, over all turns and appended text; the core sets it to
-            ``sampling.max_new_tokens``. None: only the context length limits it.
+        processor: converts a prompt's images into inputs of the trained model. None leaves inputs of samples unchanged.
+        max_response_len: limit on a response in tokens, over all turns and appended text. The core sets it to
+            ``sampling.max_new_tokens``. None means no limit but the context length.
         context_length: longest sequence of the model in tokens. None: unknown.
         warn: tells a person what is wrong with the data; a run prints each text once, with the rollout.
     """
@@ -195,7 +195,7 @@ class GenerateContext:
 
         Arguments:
             sample: only :meth:`Trajectory.finish` changes it.
-            prompt_ids: token ids of its prompt; None: the encoder computes them.
+            prompt_ids: token ids of its prompt. Encoded from the sample's prompt if None.
 
         Raises:
             DataError: the encoder refuses the prompt.
@@ -234,13 +234,13 @@ class Parents:
         """Record ``samples`` with their current ``index``."""
         return Parents(tuple(samples), tuple(sample.index for sample in samples))
 
-    def adopt(self, made: Sequence[Sample]) -> None:
-        """Give every sample of ``made`` the ``index`` of its parent, and the group of the parents if it has no group.
+    def adopt(self, samples: Sequence[Sample]) -> None:
+        """Give every sample the ``index`` of its parent, and the group of the parents if it has no group.
 
         The parent of siblings is the parent that is one of them, or the parent whose index they all have. The other
-        siblings are assigned, in order, to the parents without samples, and the rest to the last parent.
+        siblings are assigned, in order, to the parents without samples, and the remaining ones to the last parent.
         """
-        generations = _generations(made)
+        generations = _generations(samples)
         parent_numbers = {id(parent): number for parent, number in self}
         claims = [self._claim(siblings, parent_numbers) for siblings in generations]
         free = iter([number for number in self.numbers if number not in claims])
@@ -263,10 +263,10 @@ class Parents:
         return zip(self.samples, self.numbers, strict=True)
 
 
-def _generations(made: Sequence[Sample]) -> list[PromptGroup]:
-    """Group samples by ``rollout_id``, in order; a sample without one is a generation of its own."""
+def _generations(samples: Sequence[Sample]) -> list[PromptGroup]:
+    """Group samples by ``rollout_id``, in order. A sample without one is a separate generation."""
     generations: dict[Hashable, PromptGroup] = {}
-    for place, sample in enumerate(made):
+    for place, sample in enumerate(samples):
         key = ("alone", place) if sample.rollout_id is None else ("rollout", sample.rollout_id)
         generations.setdefault(key, []).append(sample)
     return list(generations.values())

@@ -170,11 +170,11 @@ class Generation:
         weight_spans: the version that sampled each token, as ``(version, start, end)`` with ``end`` excluded.
         text: decoded by the engine; empty if the engine has no tokenizer.
         routed_experts: int8 (or int16, for numbers above 127) [prompt + response - 1, layers, k], the experts of a
-            mixture that took each token; None: not requested.
-        spec_info: counters of speculative decoding; None: the engine does not speculate.
-        kept: truncated-sampling mask; ``log_probs`` are normalised over it. None: over the whole vocabulary.
-        columns: name -> float32 [t, width], further data of each token (:class:`~slime_core.EngineColumn`).
-        prompt_tokens: number of prompt tokens that the engine read, placeholders of images included; None: not
+            mixture that processed each token. None if not requested.
+        spec_info: counters of speculative decoding. None if the engine does not speculate.
+        kept: truncated-sampling mask, over which ``log_probs`` are normalised. None for the whole vocabulary.
+        columns: name -> float32 [t, width], other data of each token (:class:`~slime_core.EngineColumn`).
+        prompt_tokens: number of prompt tokens that the engine read, including placeholders of images. None if not
             reported.
     """
 
@@ -259,10 +259,10 @@ def until_stop(before: Sequence[int], answer: Generation, sampling: SamplingPara
     return answer
 
 
-def _listed(given: JsonValue) -> list[str]:
-    if isinstance(given, str):
-        return [given]
-    return [str(entry) for entry in given] if isinstance(given, Sequence) else []
+def _listed(texts: JsonValue) -> list[str]:
+    if isinstance(texts, str):
+        return [texts]
+    return [str(text) for text in texts] if isinstance(texts, Sequence) else []
 
 
 FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
@@ -284,13 +284,13 @@ def fail(sample: Sample, failure: EngineError) -> None:
 
 
 def keep(sample: Sample, kept: Kept | None) -> None:
-    """Record the truncated-sampling mask of the response in ``sample``; None: no truncation."""
+    """Record the truncated-sampling mask of the response in ``sample``. None means no truncation."""
     sample.rollout_top_p_token_ids = None if kept is None else TokenIds(kept.token_ids)
     sample.rollout_top_p_token_offsets = None if kept is None else TokenIds(kept.offsets)
 
 
 def mask_of(sample: Sample) -> Kept | None:
-    """Return the truncated-sampling mask that :func:`keep` recorded in ``sample``; None: no truncation."""
+    """Return the truncated-sampling mask that :func:`keep` recorded in ``sample``, or None."""
     ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
     return None if ids is None or offsets is None else Kept(array("i", ids), array("i", offsets))
 

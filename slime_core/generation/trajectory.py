@@ -254,7 +254,7 @@ class Trajectory:
         have = self.token_ids
         if list(prompt_ids[: len(have)]) != have:
             pairs = enumerate(zip(have, prompt_ids, strict=False))
-            position = next((at for at, (ours, theirs) in pairs if ours != theirs), len(prompt_ids))
+            position = next((at for at, (before, after) in pairs if before != after), len(prompt_ids))
             raise BranchError(
                 f"{_who(self._sample)}: the prompt of {len(prompt_ids)} ids differs at {position} from the "
                 f"conversation of {len(have)} ids that it continues",
@@ -272,7 +272,7 @@ class Trajectory:
         returns both. Its traits must not say ``resumes``, because an aborted function passes on only one sample.
 
         Arguments:
-            at: number of response ids that are shared; None: all.
+            at: number of response ids to share, by default all.
         """
         sample = self._sample
         if sample.rollout_id is None:
@@ -298,7 +298,7 @@ class Trajectory:
         Example: ``async with trajectory.tool_time(30): answer = await search(query)``.
 
         Arguments:
-            limit_s: seconds after which the block is cancelled; None: no limit.
+            limit_s: seconds after which the block is cancelled. None means no limit.
 
         Raises:
             TimeoutError: ``limit_s`` passed.
@@ -315,7 +315,7 @@ class Trajectory:
 
         Arguments:
             ids: token ids; those beyond :attr:`remaining` are dropped, and the response is truncated.
-            mask: one entry per id, 1 where it is trained, as in supervised fine-tuning.
+            mask: one entry per id: 1 for trained ids (as in supervised fine-tuning), 0 for others.
 
         Raises:
             ValueError: ids and mask differ in length.
@@ -369,17 +369,17 @@ class Trajectory:
         return sample
 
     def finish_turns(self) -> list[Sample]:
-        """Return one sample per turn of the model, so that each may have its own reward; without a turn, as
-        :meth:`finish`.
+        """Return one sample per turn of the model, so that each may have a separate reward. Without a turn, return the
+        sample of :meth:`finish`.
 
         Each sample has the conversation up to the end of its turn, and only this turn is trained. The samples share one
         ``rollout_id``, so they count once in the loss and among the rewards of the group. Training reads the earlier
         tokens again for each sample: n equal turns cost (n + 1) / 2 times as much as one sample of all turns.
         """
-        whole = self.finish()
+        sample = self.finish()
         mask = self._mask or [1] * len(self._ids)
         turns = [(start, end) for start, end in self._turns() if any(mask[start:end])]
-        return [self._sample_of_turn(start, end, is_last=(start, end) == turns[-1]) for start, end in turns] or [whole]
+        return [self._sample_of_turn(start, end, is_last=(start, end) == turns[-1]) for start, end in turns] or [sample]
 
     def _sample_of_turn(self, start: int, end: int, *, is_last: bool) -> Sample:
         other = self.fork(end)
@@ -405,7 +405,7 @@ class Trajectory:
         return sys.maxsize if limit is None else limit - len(self._prompt) - len(self._ids)
 
     def _limited(self, sampling: SamplingParams) -> SamplingParams | None:
-        """Return ``sampling`` for the rest of the turn; None: the response is full."""
+        """Return ``sampling`` for the remaining turn, or None if the response is full."""
         have = len(self._ids) - self._turn_start
         room = min(sampling.max_new_tokens - have, self._response_room)
         if self._ids:

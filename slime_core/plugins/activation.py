@@ -36,7 +36,7 @@ class ActivePlugins:
         named: the plugins whose presets count, in the order of the command line.
         without: the plugins that the run leaves out.
         used: the plugins that take part without being named.
-        uses: what the settings use of plugins; None: the run has no settings.
+        uses: the components, options and functions that the settings name. None without settings.
         functions: plugin -> option -> the functions that it names by path.
     """
 
@@ -120,7 +120,7 @@ def activate(
     Arguments:
         names: the words of ``--plugin``.
         without: the words of ``--no-plugin``.
-        architecture: of the checkpoint, for its model spec; None: no model is built.
+        architecture: of the checkpoint, for its model spec. None if no model is built.
 
     Raises:
         PluginError: a plugin cannot be loaded, or no plugin, or more than one, has a model spec for the architecture.
@@ -132,7 +132,7 @@ def activate_line(line: Peek, *, loaded: Registry | None = None, architecture: s
     """Decide which plugins take part in the run of a command line.
 
     Arguments:
-        loaded: all plugins; None: load them.
+        loaded: all plugins. Loaded if None.
         architecture: as for :func:`activate`.
 
     Raises:

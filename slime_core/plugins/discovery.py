@@ -148,7 +148,7 @@ def local_file(content: bytes, *, path: str, name: str | None = None) -> Plugin:
     """Return the plugin of a single file. Its module is named by the hash of the bytes, the same in every process.
 
     Arguments:
-        name: of the plugin; None: the stem of ``path``.
+        name: of the plugin, by default the stem of ``path``.
     """
     digest = hashlib.sha256(content).hexdigest()
     module = f"{LOCAL_MODULE}{digest[:16]}"

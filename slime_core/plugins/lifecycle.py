@@ -60,8 +60,8 @@ class Hooks:
     Arguments:
         registry: the plugins that take part.
         place: the process that calls the hooks.
-        options: plugin -> its options object; None: the defaults.
-        where: the process in words, for messages, such as ``rank 3``; None: the place.
+        options: plugin -> its options object, by default with default values.
+        where: the process in words, for messages, such as ``rank 3``. By default the place.
     """
 
     def __init__(

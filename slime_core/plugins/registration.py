@@ -77,8 +77,8 @@ class Registration:
     Every method for a kind of components takes the name by which a run selects the component, and its target: a class,
     a function if the contract has one method, or ``"package.module:attribute"`` for code that imports torch or
     Megatron. Classes and functions may take ``options`` (the plugin's options object) and ``run`` (a
-    :class:`~slime_core.RunView`), or neither. ``summary`` is one line for ``slime plugins show``; None: the first line
-    of the target's docstring.
+    :class:`~slime_core.RunView`), or neither. ``summary`` is one line for ``slime plugins show``, by default the first
+    line of the target's docstring.
 
     Raises:
         ValueError, TypeError: the methods, for a name, target or trait that they do not accept.
@@ -172,11 +172,11 @@ class Registration:
             scope: ``sample``: scores responses as they finish. ``group``: scores whole prompt groups.
             isolated: it runs in worker processes that are killed at a time or memory limit. False: in the sampler, for
                 code that can neither hang nor crash.
-            auxiliary_model: what it asks of the model ``rm_model``, without which a run is refused. ``scores``: the
-                model is served with ``is_embedding``; ``texts``: without; ``any``: either.
+            auxiliary_model: the output that it needs from the model ``rm_model``, without which a run is refused.
+                ``scores``: of a model with ``is_embedding``. ``texts``: of a model without. ``any``: of either.
             is_constant: every reward is the same. A run that would learn from it alone is refused.
-            numbers: the names of the numbers that it returns for a response, if these are fixed. A run that names none
-                of them is refused. Empty: it returns plain numbers, or the names are not fixed.
+            numbers: the names of the numbers that it returns for a response, if they are fixed. A run that selects none
+                of them is refused. Empty if it returns plain numbers or the names vary.
         """
         traits = {"isolated": isolated, "auxiliary_model": auxiliary_model, "is_constant": is_constant}
         self._add(Kind.REWARD_MODEL, name, target, summary, scope=scope, numbers=_names(numbers), **traits)

@@ -1,4 +1,4 @@
-"""Loaded plugins and what they add: components, presets, options and commands."""
+"""Loaded plugins, with their components, presets, options and commands."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Loaded:
 
     Arguments:
         holder: the module or object with its hooks.
-        added: what its ``slime_register`` added.
-        options: its options class; None: it has no options, or they were not loaded.
+        added: the calls of its ``slime_register``.
+        options: its options class. None if it has no options, or they were not loaded.
     """
 
     plugin: Plugin
@@ -128,7 +128,7 @@ class Registry:
         return self.find(kind, name)[0]
 
     def names(self, kind: Kind) -> tuple[str, ...]:
-        """Return the names of the components of that kind, sorted; ``plugin:name`` where several plugins offer one."""
+        """Return the names of the components of that kind, sorted; ``plugin:name`` if several plugins offer it."""
         entries = [
             (name, plugin.name) for (of, name), offers in self._components.items() for plugin, _ in offers if of is kind
         ]
@@ -190,8 +190,8 @@ def register(plugins: Iterable[Plugin], *, required: Container[str] | None = Non
     """Import the plugins and collect what they add.
 
     Arguments:
-        required: names of plugins; None: all. Another plugin that fails, or takes longer than :data:`LIMIT_S`, is in
-            ``broken``.
+        required: names of plugins, by default all. Another plugin that fails, or takes longer than :data:`LIMIT_S`, is
+            in ``broken``.
         options: load their options classes, which takes pydantic.
 
     Raises:

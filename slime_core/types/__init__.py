@@ -1,12 +1,12 @@
 """The records that packages exchange, and the shape legend of the whole project.
 
-    sample   Sample, Status, SpecInfo, PromptGroup: what user code sees and what is generated; TokenIds, LogProbs, Mask:
-             flat arrays that behave like lists; EngineColumn: data of an engine per token; JsonLabel; SampleRecord: one
+    sample   Sample, Status, SpecInfo, PromptGroup: samples for user code; TokenIds, LogProbs, Mask: flat arrays that
+             behave like lists; EngineColumn: data of an engine per token; JsonLabel; SampleRecord: one
              row of a run's files of samples; JsonValue
-    rollout  Reward, RewardFailure: what a reward model returns for one sample; GroupedRewards: those of a rollout;
-             TrainBatch, StepPlan: what is trained
+    rollout  Reward, RewardFailure: the result of a reward model for one sample; GroupedRewards: the rewards of a
+             rollout; TrainBatch, StepPlan: a shard for training
 
-Shapes are read off names: P prompts, G samples of one prompt, B samples, T tokens (ragged or packed), U response
+Names show shapes: P prompts, G samples of one prompt, B samples, T tokens (ragged or packed), U response
 tokens, V vocabulary entries, R data-parallel ranks. ``rewards_B`` is one number per sample, ``log_probs_T`` one per
 packed token.
 

@@ -55,7 +55,7 @@ class GroupedRewards:
         lengths_B: int64, response tokens.
         mask_sums_B: int64, response tokens that are trained.
         rollouts_B: int64, the generation that made each sample; siblings share the number, and a generation counts once
-            in its group. Any integers. None: each sample has a generation of its own.
+            in its group. Any integers. None if each sample has a separate generation.
 
     Raises:
         ValueError: the columns differ in shape, or a reward is NaN or infinite.
@@ -113,8 +113,8 @@ class TrainBatch:
             estimates them.
         steps: one plan for each optimizer step.
         indices_B: int64 [b], the samples' ``index``, for records.
-        groups_B: int64 [b], the samples' ``group_index``, for records; None: unknown.
-        temperature: the engine's; the learner divides its logits by it.
+        groups_B: int64 [b], the samples' ``group_index``, for records. None if unknown.
+        temperature: of the engine. The learner divides its logits by it.
         weight_version_B: int64 [b], the version of the weights that sampled the whole response; -1: several versions,
             or an unknown one, sampled it. None: unknown for all.
         prefix_order_B: int64 [b], an order of the samples in which those that start with the same tokens are adjacent;
@@ -126,8 +126,8 @@ class TrainBatch:
             token; 0: sampled from the whole vocabulary. None: no token has a mask.
         kept_ids_S: int64 [s], the ids of these tokens, concatenated over the response tokens.
         engine_columns_U: name -> float32 [u, width], data of the engine for each response token.
-        inputs: what samples carry for the model in addition to tokens; names, dtypes and shapes after the first
-            dimension are those of the whole rollout, the same on every rank.
+        inputs: inputs of the model in addition to tokens. Names, dtypes, and shapes after the first dimension are the
+            same on every rank.
     """
 
     rollout: int

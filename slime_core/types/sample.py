@@ -151,7 +151,7 @@ class RewardArguments(Protocol):
 
     @property
     def reward_key(self) -> str | None:
-        """Which of several named rewards counts; None: rewards are plain numbers."""
+        """The name of the reward that counts. None if rewards are numbers."""
         ...
 
 
@@ -167,9 +167,9 @@ class SpecInfo:
 
 @dataclass
 class Sample:
-    """One response to one prompt: what user code sees and what becomes a training example.
+    """One response to one prompt, for user code and for training.
 
-    User code may set further attributes; rewards see them, and files do not have them.
+    User code may set additional attributes. Rewards receive them; files do not contain them.
 
     Example: the prompt ``"2+2"`` answered with ``"4"`` by weights of version 7::
 
@@ -178,19 +178,19 @@ class Sample:
                rollout_log_probs=[-0.11, -0.02])
 
     Arguments:
-        group_index: number of the prompt group within the run; groups are identified by this, never by position.
+        group_index: number of the prompt group within the run; it identifies the group.
         index: number of the sample within the run.
         rollout_id: number of the generation that made the sample, unique in its group. Samples of one generation
             (siblings) share it and count once. None: the only sample of its generation.
         prompt: text, or chat messages ``[{"role": ..., "content": ...}]``.
-        tokens: prompt ids followed by response ids, exactly as the engine saw and returned them.
-        response: the decoded response; for reading, never re-tokenised.
+        tokens: prompt ids followed by response ids, exactly as the engine read and returned them.
+        response: the decoded response. It is never tokenised again.
         response_length: number of response ids at the end of ``tokens``.
         prompt_text: the prompt rendered with the chat template, for functions written for THUDM's slime. None: not
             rendered; only slime-compat sets it.
         label: ground truth for the reward; a :class:`JsonLabel` if the row has an object or a list.
         reward: a number, or named numbers.
-        loss_mask: one entry per response id, 1 trains, 0 (tool output) does not; None: all ones.
+        loss_mask: one entry per response id, 1 for trained ids, 0 for others (tool output). None means all ones.
         status: see :class:`Status`.
         multimodal_inputs: kind of input, such as ``image`` -> the data row's value, for the engine.
         multimodal_train_inputs: for the model that is trained: name -> array or tensor, see :mod:`slime_core.opaque`.
@@ -200,21 +200,21 @@ class Sample:
             component, never a path.
         weight_versions: the versions of the weights that produced the response, oldest first.
         weight_spans: the version that sampled each token of the response, as ``(version, start, end)`` with ``end``
-            excluded; tokens that no engine sampled are in no span. Empty: not recorded; one version then sampled the
-            whole response.
+            excluded. Tokens that no engine sampled are in no span. Empty if not recorded, because one version sampled
+            the whole response.
         rollout_log_probs: the engine's log-probability of each response id, in the distribution that it was sampled
-            from: after division by the temperature, and normalised over the tokens that top-p and top-k left.
-        rollout_top_p_token_ids: the truncated-sampling mask: the tokens that top-p and top-k left at each position of
-            the response, concatenated; None: no mask, the whole vocabulary everywhere.
-        rollout_top_p_token_offsets: where each position starts in these ids, followed by the end of the last position;
-            a position without ids, such as one that a tool wrote, has no mask.
+            from: after division by the temperature, and normalised over the tokens that remain after top-p and top-k.
+        rollout_top_p_token_ids: the truncated-sampling mask: the tokens that remain after top-p and top-k at each
+            position of the response, concatenated. None if the whole vocabulary remains everywhere.
+        rollout_top_p_token_offsets: start of each position in these ids, followed by the end of the last position. A
+            position without ids, such as one of a tool, has no mask.
         rollout_routed_experts: int8 or int16 [tokens - 1, layers, experts per token], the experts of a mixture that
-            took each token; None: not requested (``use_rollout_routing_replay``).
-        engine_columns: name -> float32 [response_length, width], what the run's loss and corrections read of the engine
-            (:class:`EngineColumn`); 0 at tokens that no engine sampled.
-        remove_sample: keep the sample out of the loss; it still counts in its group's statistics.
-        custom_rm_path: a field of slime's samples, stored and written to files; nothing reads it. ``rm_type`` in the
-            metadata names the reward model of a sample.
+            processed each token. None if not requested (``use_rollout_routing_replay``).
+        engine_columns: name -> float32 [response_length, width], engine data for the run's loss and corrections
+            (:class:`EngineColumn`). 0 for tokens that no engine sampled.
+        remove_sample: exclude the sample from the loss. It still counts in the statistics of its group.
+        custom_rm_path: a field of THUDM slime's samples, stored and written to files. Nothing reads it. ``rm_type`` in
+            the metadata names the reward model of a sample.
         session_id: id of a conversation, for functions that route requests by it.
         error: why the sample failed, for ``FAILED``.
         failure_cause: the kind of failure, as ``rollout/failures/CAUSE`` counts it: ``engine``, ``timeout``.
@@ -404,13 +404,13 @@ class SampleRecord:
     response_length=2, weight_versions=("4",))``.
 
     Arguments:
-        group, index: as :class:`~slime_core.types.Sample` has them.
+        group, index: ``group_index`` and ``index`` of the :class:`~slime_core.types.Sample`.
         status: ``completed``, ``truncated``, ``aborted`` or ``failed``.
         response_length: tokens.
         weight_versions: versions of the weights that produced it, oldest first.
-        eval_set: name of the evaluation set; None: the sample was generated for training.
-        dropped: why it was left out of training; None: it was not.
-        cause: why it failed; None: it did not.
+        eval_set: name of the evaluation set. None for training samples.
+        dropped: why it was excluded from training, or None.
+        cause: why it failed, or None.
         error: the message of that failure.
         masked: whether the loss ignores its tokens.
     """
