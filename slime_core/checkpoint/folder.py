@@ -71,7 +71,7 @@ class Checkpoint:
 
     @property
     def home(self) -> Path | None:
-        """The folder of the run that wrote it; None: it is not in a run folder."""
+        """The folder of the run that wrote it; None if it is not in a run folder."""
         checkpoints = Path(os.path.abspath(self.path)).parent
         is_run = checkpoints.name == "checkpoints" and (checkpoints.parent / "config.toml").is_file()
         return checkpoints.parent if is_run else None
@@ -106,7 +106,7 @@ def writing(path: Path) -> Iterator[None]:
         cause: BaseException = problem
         while not isinstance(cause, OSError) and cause.__context__ is not None:
             cause = cause.__context__
-        free = shutil.disk_usage(next(one for one in (path, *path.parents) if one.exists())).free
+        free = shutil.disk_usage(next(parent for parent in (path, *path.parents) if parent.exists())).free
         why = getattr(cause, "strerror", None) or str(cause).partition("\n")[0]
         raise CheckpointError(f"{path} cannot be written: {why} ({free // 2**20} MiB are free there)") from problem
 
@@ -119,7 +119,7 @@ def replacing(final: Path, *, next_step: str, begun: bool = False) -> Iterator[P
 
     Arguments:
         next_step: advice in the message of the error.
-        begun: the draft may hold files already, which stay.
+        begun: whether the draft may hold files already, which stay.
 
     Raises:
         CheckpointError: the folder cannot be written.
@@ -150,17 +150,17 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
     A run that resumed at ``after`` has abandoned them: the newest checkpoint must belong to the resumed run.
     """
     later = [path for step, path in sorted(by_step(folder).items()) if step > after]
-    found = []
+    abandoned = []
     for path in later:
         names = numbered(path.with_name(f".abandoned-{path.name}"))
-        found.append(path.rename(next(name for name in names if not name.exists())))
-    return found
+        abandoned.append(path.rename(next(name for name in names if not name.exists())))
+    return abandoned
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """Return the checkpoint of the highest step in ``folder``; None: there is none."""
-    found = by_step(folder)
-    return _read(found[max(found)]) if found else None
+    """Return the checkpoint of the highest step in ``folder``, if there is one."""
+    paths = by_step(folder)
+    return _read(paths[max(paths)]) if paths else None
 
 
 def find(path: Path) -> Checkpoint:
@@ -243,7 +243,7 @@ def _read(path: Path) -> Checkpoint:
         ) from problem
 
 
-# --- When a run saves, and what it keeps ------------------------------------------------------------------------------
+# --- Due checkpoints, and their removal -------------------------------------------------------------------------------
 
 
 TEMPORARY = "temporary"
@@ -257,16 +257,16 @@ def is_due(interval: int | None, count: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which checkpoints of a run stay on disk.
+    """Rules for the checkpoints that stay on disk.
 
-    Regular checkpoints are those of ``interval`` and the last one of the run; ``last`` and ``every`` say which of them
+    Regular checkpoints are those of ``interval`` and the last one of the run; ``last`` and ``every`` select those that
     stay. Other checkpoints, saved for a time limit or SIGTERM, stay until the next checkpoint is complete.
 
     Arguments:
-        interval: rollouts between regular checkpoints; None: only the last one is regular.
+        interval: rollouts between regular checkpoints; if None, only the last one is regular.
         total: rollouts of the run.
-        last: number of the newest regular checkpoints that stay; None: all.
-        every: checkpoints after a multiple of this number of rollouts always stay; None: no such rule.
+        last: number of the newest regular checkpoints that stay; None for all.
+        every: checkpoints after a multiple of this number of rollouts always stay; None for no such rule.
     """
 
     interval: int | None = None
@@ -287,10 +287,10 @@ class Retention:
         """
         older = {step: path for step, path in by_step(folder).items() if step < newest}
         temporary = [path for path in older.values() if (path / TEMPORARY).exists()]
-        kept = sorted(step for step, path in older.items() if path not in temporary)
+        regular = sorted(step for step, path in older.items() if path not in temporary)
         if not (folder / f"step-{newest:06d}" / TEMPORARY).exists():
-            kept.append(newest)
-        surplus = [] if self.last is None else kept[: -self.last]
+            regular.append(newest)
+        surplus = [] if self.last is None else regular[: -self.last]
         for path in [*temporary, *(older[step] for step in surplus if not is_due(self.every, step))]:
             removed = path.with_name(f".removed-{path.name}")
             try:
@@ -315,12 +315,12 @@ class SaveClock:
         self._last_s = time.monotonic()
 
     def waits_after(self, step: int) -> bool:
-        """Whether training waits until the checkpoint after ``step`` steps is on disk."""
+        """Return whether training waits until the checkpoint after ``step`` steps is on disk."""
         return not self._is_async or step == self.total
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is due after ``step`` steps; if so, the minutes to the next one count from here."""
+        """Return whether a checkpoint is due after ``step`` steps; if so, restart the minutes to the next one."""
         is_late = self._minutes is not None and time.monotonic() - self._last_s >= 60 * self._minutes
-        found = is_due(self._interval, step) or step == self.total or is_late
-        self._last_s = time.monotonic() if found else self._last_s
-        return found
+        saves = is_due(self._interval, step) or step == self.total or is_late
+        self._last_s = time.monotonic() if saves else self._last_s
+        return saves

@@ -191,10 +191,10 @@ def finish(parts: Sequence[WrittenPart]) -> None:
         CheckpointError: a description cannot be written.
     """
     for folder in dict.fromkeys(part.folder for part in parts):
-        own = [part for part in parts if part.folder == folder]
-        (description,) = [part.description for part in own if part.description is not None]
+        of_folder = [part for part in parts if part.folder == folder]
+        (description,) = [part.description for part in of_folder if part.description is not None]
         with writing(folder / ".metadata"):
-            _Writer(folder).finish(description, [part.results for part in own])
+            _Writer(folder).finish(description, [part.results for part in of_folder])
 
 
 def _pickled(common: dict[str, Any]) -> bytes:
@@ -210,8 +210,8 @@ def _write_common(folder: Path, common: bytes) -> None:
 def _flat(state: dict[str, Any]) -> dict[str, Any]:
     """Convert ``state`` for torch: by the names under which Megatron stores tensors."""
     flat, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(state, True)
-    found: dict[str, Any] = torch_dist.mcore_to_pyt_state_dict(flat, False)
-    return found
+    converted: dict[str, Any] = torch_dist.mcore_to_pyt_state_dict(flat, False)
+    return converted
 
 
 class _Gathers:
@@ -257,25 +257,25 @@ class _Gathers:
         Places are those of Megatron's buffer. Megatron leaves out the padding between buckets, but then looks for
         parameters at their places in the buffer (distrib_optimizer.py:1500).
         """
-        found: dict[Any, Any] = {"buckets_coalesced": True}
+        state: dict[Any, Any] = {"buckets_coalesced": True}
         for number, ranges in enumerate(optimizer.gbuf_ranges):
             ((dtype, buckets),) = ranges.items()
             buffer, group = optimizer.buffers[number], optimizer.data_parallel_group_gloo
-            whole = {name: torch.empty(buffer.numel, dtype=torch.float32) for name in OF_ADAM}
-            found[number] = {dtype: {**whole, "numel_unpadded": buffer.numel_unpadded}}
+            buffers = {name: torch.empty(buffer.numel, dtype=torch.float32) for name in OF_ADAM}
+            state[number] = {dtype: {**buffers, "numel_unpadded": buffer.numel_unpadded}}
             if empty_data:
                 continue
-            self.storages |= {tensor.untyped_storage().data_ptr() for tensor in whole.values()}
-            for bucket, own in zip(buffer.buckets, buckets, strict=True):
+            self.storages |= {tensor.untyped_storage().data_ptr() for tensor in buffers.values()}
+            for bucket, local_ranges in zip(buffer.buckets, buckets, strict=True):
                 start, size = bucket.offset, bucket.grad_data.numel() // group.size()
                 end = start + bucket.numel_unpadded
-                for name, flat in whole.items():
+                for name, flat in buffers.items():
                     parts = [
                         flat[start + rank * size : min(start + rank * size + size, end)] for rank in range(group.size())
                     ]
                     self._parts.append((group, parts))
-                    self._fill(parts[group.rank()], name, own["param_map"], optimizer)
-        return found
+                    self._fill(parts[group.rank()], name, local_ranges["param_map"], optimizer)
+        return state
 
     def _fill(self, part: torch.Tensor, name: str, param_map: Any, optimizer: Any) -> None:
         for parameter, ranges in param_map.items():
@@ -321,10 +321,10 @@ class _Planner(torch_dist.MCoreSavePlanner):  # type: ignore[misc]
         self._fill = fill
 
     def resolve_data(self, write_item: Any) -> Any:
-        found = super().resolve_data(write_item)
-        if self._fill is not None and isinstance(found, torch.Tensor):
-            self._fill(found)
-        return found
+        value = super().resolve_data(write_item)
+        if self._fill is not None and isinstance(value, torch.Tensor):
+            self._fill(value)
+        return value
 
 
 def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any, stores: Stores | None = None) -> None:
@@ -340,11 +340,11 @@ def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any, 
     """
     with _Gathers().replacing_gathers_of(optimizer):
         state = _state(chunks, optimizer, loading=True, stores=stores) | {"schedule": schedule.state_dict()}
-    found = _read(state, folder)
+    stored = _read(state, folder)
     for key, chunk in zip(_keys(chunks), chunks, strict=True):
-        chunk.load_state_dict(found[key], strict=stores is None)
-    optimizer.load_state_dict(_regroup(found["optimizer"], num_parts=len(optimizer.chained_optimizers)))
-    _continue_schedule(schedule, optimizer, num_steps=found["schedule"]["num_steps"])
+        chunk.load_state_dict(stored[key], strict=stores is None)
+    optimizer.load_state_dict(_regroup(stored["optimizer"], num_parts=len(optimizer.chained_optimizers)))
+    _continue_schedule(schedule, optimizer, num_steps=stored["schedule"]["num_steps"])
 
 
 def load_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
@@ -372,21 +372,21 @@ class StoredTensors:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         with _reading(folder):
-            found = self._metadata = filesystem.FileSystemReader(folder).read_metadata()
-        for place in (found.storage_data or {}).values():
+            self._metadata = filesystem.FileSystemReader(folder).read_metadata()
+        for place in (self._metadata.storage_data or {}).values():
             name = place.relative_path
             if Path(name).name != name or not (folder / name).is_file() or (folder / name).is_symlink():
                 raise CheckpointError(
-                    f"{folder / '.metadata'} says that weights are in {name!r:.80}; accepted: the name of a file in "
+                    f"{folder / '.metadata'} names {name!r:.80} as a file of weights; accepted: the name of a file in "
                     "the same folder, and that file. Copy the checkpoint again from a source that you trust."
                 )
         self._tensors = {
-            key: one
-            for key, one in found.state_dict_metadata.items()
-            if isinstance(one, metadata.TensorStorageMetadata) and not NOT_WEIGHTS.match(key)
+            key: stored
+            for key, stored in self._metadata.state_dict_metadata.items()
+            if isinstance(stored, metadata.TensorStorageMetadata) and not NOT_WEIGHTS.match(key)
         }
         self.held: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {
-            key: (tuple(one.size), one.properties.dtype) for key, one in self._tensors.items()
+            key: (tuple(stored.size), stored.properties.dtype) for key, stored in self._tensors.items()
         }
 
     def read(self, tensors: Sequence[mapping.ShardedTensor]) -> None:
@@ -433,7 +433,7 @@ class _Into(default_planner.DefaultLoadPlanner):
         self._target = target
 
     def load_bytes(self, read_item: planner.ReadItem, value: BytesIO) -> None:
-        raise ValueError("it holds an object where a tensor was expected")
+        raise ValueError("it holds an object instead of a tensor")
 
     def lookup_tensor(self, index: metadata.MetadataIndex) -> torch.Tensor:
         return self._target
@@ -443,12 +443,12 @@ def sharded_tensors(chunks: Sequence[torch.nn.Module]) -> list[mapping.ShardedTe
     """Return Megatron's ShardedTensor of each parameter and buffer, or of its part here; their data are views."""
     state = _model(chunks)
     mapping.apply_factories(state)
-    return [one for one in dict_utils.nested_values(state) if isinstance(one, mapping.ShardedTensor)]
+    return [value for value in dict_utils.nested_values(state) if isinstance(value, mapping.ShardedTensor)]
 
 
-def _read(wanted: dict[str, Any], folder: Path) -> Any:
+def _read(state: dict[str, Any], folder: Path) -> Any:
     with _reading(folder):
-        return dist_checkpointing.load(wanted, str(folder))
+        return dist_checkpointing.load(state, str(folder))
 
 
 @contextmanager
@@ -473,9 +473,9 @@ class _Description(pickle.Unpickler):
         if (module, name) in HARMLESS or (module == "torch" and isinstance(vars(torch).get(name), torch.dtype)):
             return super().find_class(module, name)
         if module in RECORDS and "." not in name:
-            found = super().find_class(module, name)
-            if isinstance(found, type) and found.__module__ == module and (is_dataclass(found) or found in ENUMS):
-                return found
+            kind = super().find_class(module, name)
+            if isinstance(kind, type) and kind.__module__ == module and (is_dataclass(kind) or kind in ENUMS):
+                return kind
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
 
 
@@ -483,7 +483,7 @@ def _member(kind: Any, name: str) -> Any:
     """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as a call of ``getattr``."""
     if kind not in ENUMS:
         raise pickle.UnpicklingError(
-            "it names builtins.getattr of what is not an enumeration, which no checkpoint needs"
+            "it names builtins.getattr of something other than an enumeration, which no checkpoint needs"
         )
     return kind[name]
 
@@ -498,8 +498,8 @@ def _without_code() -> Iterator[None]:
     reader: Any = filesystem
     reads, load = reader.pickle, torch.load
 
-    def load_weights_only(*given: Any, **named: Any) -> Any:
-        return load(*given, **{**named, "weights_only": True})
+    def load_weights_only(*arguments: Any, **options: Any) -> Any:
+        return load(*arguments, **{**options, "weights_only": True})
 
     reader.pickle = SimpleNamespace(**{**vars(pickle), "load": lambda file: _Description(file).load()})
     torch.load = load_weights_only
@@ -575,9 +575,9 @@ def _regroup(stored: dict[Any, Any], *, num_parts: int) -> dict[Any, Any]:
 
 
 def _all_gather(value: Any) -> list[Any]:
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _metadata() -> dict[str, Any]:

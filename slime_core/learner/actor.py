@@ -53,7 +53,7 @@ class RankActor(Watched):
         """Reserve a ``host:port`` of this node until this process serves the ranks' store there, and return it.
 
         Arguments:
-            reachable: other nodes have to reach it; False: it is on loopback.
+            reachable: whether other nodes have to reach it; if not, it is on loopback.
         """
         host = ray.util.get_node_ip_address() if reachable else "127.0.0.1"
         return f"{host}:{reserve_port(host)}"
@@ -67,7 +67,7 @@ class RankActor(Watched):
         """Write the copies of this rank, and release them; other methods run meanwhile."""
         copies, self._copies = self._copies, ()
         export, self._export = self._export, None
-        written = [one.write() for one in copies]
+        written = [state.write() for state in copies]
         if export is not None:
             export()
         return written
@@ -139,12 +139,12 @@ class LearnerActor(RankActor):
         """Train this rank's shard, a reference in a list of one.
 
         Arguments:
-            values: references to the values of a separate critic, of all shards; empty: there is none.
+            values: references to the values of a separate critic, of all shards; empty without one.
             number: of the shard among all.
         """
         learner, shard = self._learner, ray.get(shards[0])
-        known = values_of_shard(ray.get(list(values)), shard, number=number) if values else None
-        metrics = learner.train(shard, known) | learner.speed(shard)
+        values_U = values_of_shard(ray.get(list(values)), shard, number=number) if values else None
+        metrics = learner.train(shard, values_U) | learner.speed(shard)
         failures, returns_U = learner.hooks.failures.take(), learner.returns_U
         load = learner.measure_load(shard)
         from slime_core.learner.critic import reports_shard
@@ -259,7 +259,7 @@ def wait_for_parts(ranks: Sequence[Ref[list[WrittenPart]]]) -> list[WrittenPart]
     Raises:
         SlimeError: a rank failed.
     """
-    ray.wait(list(ranks), num_returns=len(ranks))  # also where a rank fails: other ranks still write into the draft
+    ray.wait(list(ranks), num_returns=len(ranks))  # all ranks, even if one fails: the others still write into the draft
     try:
         return [part for rank in ray.get(list(ranks)) for part in rank]
     except RayError as error:

@@ -1,6 +1,6 @@
 """Fills the advantages of a rollout's micro-batches before its optimizer steps.
 
-    TokenEstimation   an estimator of scope ``token``, with what it reads
+    TokenEstimation   an estimator of scope ``token``, and the columns that it reads
     fill_advantages   estimates if the sampler did not, then whitens over ranks
 
 Micro-batches hold the tokens of a shard in the order of the packing, and a context-parallel rank holds a part of them.
@@ -36,7 +36,7 @@ from slime_core.user_code.failures import boundary
 
 @dataclass(slots=True)
 class TokenEstimation:
-    """An estimator of scope ``token`` and what it needs to be called.
+    """An estimator of scope ``token`` and the arguments of its calls.
 
     Arguments:
         estimator: the component.
@@ -44,7 +44,7 @@ class TokenEstimation:
         reads: the columns that the estimator reads in this run.
         settings: coefficients that the batch passes to the estimator.
         reduce: sums over data-parallel shards.
-        context_group: the ranks that share every row; None: a rank holds whole rows.
+        context_group: the ranks that share every row; None if a rank holds complete rows.
     """
 
     estimator: TokenAdvantageEstimator
@@ -79,7 +79,7 @@ class TokenEstimation:
             micro.metrics_U = {name: values_U[micro.places_U] for name, values_U in metrics_U.items()}
 
     def _validate(self, output: TokenAdvantages, trained_U: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the advantages, and the critic's targets: float32, 0 where nothing is trained, without gradient."""
+        """Return the advantages, and the critic's targets: float32, 0 at masked tokens, without gradient."""
         label = self.label
         require_type(output, TokenAdvantages, label)
         columns = {"advantages_U": output.advantages_U}
@@ -106,7 +106,7 @@ class TokenEstimation:
             count: response tokens of the shard.
 
         Returns:
-            None: there is no critic, or this is an earlier pipeline stage.
+            None without a critic, and on an earlier pipeline stage.
 
         Raises:
             RunError: a plugin left NaN or infinity in the targets.
@@ -135,7 +135,7 @@ def fill_advantages(
     Does nothing on an earlier pipeline stage, which has no log-probabilities and computes no loss.
 
     Arguments:
-        estimation: the estimator of scope ``token``; None: the sampler estimated the advantages.
+        estimation: the estimator of scope ``token``; None if the sampler estimated the advantages.
         normalizes: whiten the advantages over the trained tokens of all ranks.
     """
     from megatron.core import parallel_state
@@ -195,7 +195,7 @@ def in_shard_order(
     Arguments:
         parts: the column of each micro-batch, filled by a model or an estimator.
         count: response tokens of the shard.
-        context_group: the ranks that share every row; None: a rank holds whole rows.
+        context_group: the ranks that share every row; None if a rank holds complete rows.
     """
     values_U = torch.zeros(count, device=micro_batches[0].mask_U.device)
     for micro, part_U in zip(micro_batches, parts, strict=True):
@@ -246,10 +246,10 @@ def _require_finite(values_U: torch.Tensor, trained_U: torch.Tensor, what: str) 
         RunError: the value of a trained token is NaN or infinite.
     """
     values_U = values_U.detach().float().where(trained_U, 0.0)
-    wrong = int((~values_U.isfinite()).sum())
-    if wrong:
+    num_bad = int((~values_U.isfinite()).sum())
+    if num_bad:
         raise RunError(
-            f"{what} NaN or infinity for {wrong} of {int(trained_U.sum())} trained tokens; accepted: finite "
+            f"{what} NaN or infinity for {num_bad} of {int(trained_U.sum())} trained tokens; accepted: finite "
             "numbers. Look at the rewards of this rollout, or choose another estimator with --advantage-estimator."
         )
     return values_U

@@ -1,6 +1,6 @@
 """Checkpoints that the ranks write while they train.
 
-    SaveSettings      the folder of the checkpoints, and what they contain
+    SaveSettings      the folder of the checkpoints, and their contents
     BackgroundSave    the driver's wait for the checkpoint that is being written
     complete          turns the files of all ranks into a checkpoint
 
@@ -87,15 +87,16 @@ class BackgroundSave:
         try:
             self._wait([call], what=f"the checkpoint of step {self._step}")
         except CheckpointError as error:
-            kept = f"{max(by_step(self._folder).values())} is kept" if by_step(self._folder) else "there is none"
+            paths = by_step(self._folder)
+            newest = f"{paths[max(paths)]} is the newest checkpoint" if paths else "there is no checkpoint"
             if required:
                 raise CheckpointError(
-                    f"step {self._step}, the last of this run, is not saved: {error}; {kept}. Free space on that disk, "
-                    "then resume with --load."
+                    f"step {self._step}, the last of this run, is not saved: {error}; {newest}. Free space on that "
+                    "disk, then resume with --load."
                 ) from error
             self._warn(
-                f"step {self._step} is not saved: {error}. The run goes on and tries again at the next save; until "
-                f"then {kept}. Free space on that disk."
+                f"step {self._step} is not saved: {error}. The run continues and tries again at the next save; until "
+                f"then {newest}. Free space on that disk."
             )
 
     def join_after_failure(self) -> None:
@@ -131,7 +132,7 @@ def export_weights(
     """Copy the model's config and tokenizer into ``draft``, and write ``weights``, if any, into the folder ``hf``.
 
     Arguments:
-        write: writes the folder; None: it is a Hugging Face folder.
+        write: writes the folder; by default a Hugging Face folder.
     """
     from slime_core.weights import hugging_face as hf
 

@@ -52,7 +52,7 @@ def require_gradient(has_gradient: float) -> None:
 
 
 def require_loss_weight(weight: float, rollout: int) -> None:
-    """Raise RunError unless the loss weights of a step add up to 1, or to 0 where every token is masked."""
+    """Raise RunError unless the loss weights of a step add up to 1, or to 0 if every token is masked."""
     if not (math.isclose(weight, 1.0, abs_tol=1e-3) or weight == 0.0):
         raise RunError(
             f"rollout {rollout}: the loss weights of a step add up to {weight:.6f} instead of 1; "
@@ -85,10 +85,10 @@ def require_finite_weights(chunks: Sequence[torch.nn.Module], *, rollout: int, o
     )
 
 
-def require_type(found: Any, expected: type, label: str) -> None:
-    """Raise RunError unless ``found`` is an ``expected``."""
-    if not isinstance(found, expected):
-        raise RunError(f"{label} returned a {type(found).__name__}; accepted: a {expected.__name__}. {REPORT}")
+def require_type(output: Any, expected: type, label: str) -> None:
+    """Raise RunError unless ``output`` is an ``expected``."""
+    if not isinstance(output, expected):
+        raise RunError(f"{label} returned a {type(output).__name__}; accepted: a {expected.__name__}. {REPORT}")
 
 
 def require_per_token(values: Mapping[str, Any], metrics: Any, *, metrics_name: str, count: int, label: str) -> None:
@@ -104,17 +104,13 @@ def require_per_token(values: Mapping[str, Any], metrics: Any, *, metrics_name: 
             f"{label} returned {metrics_name} as a {type(metrics).__name__}; accepted: a dict of one number a token "
             f"by name. {REPORT}"
         )
-    named = {f"{metrics_name}[{name!r}]": found for name, found in metrics.items()}
-    for name, found in {**values, **named}.items():
-        if not (isinstance(found, torch.Tensor) and found.shape == (count,)):
+    for name, value in {**values, **{f"{metrics_name}[{name!r}]": metric for name, metric in metrics.items()}}.items():
+        is_tensor = isinstance(value, torch.Tensor)
+        if not (is_tensor and value.shape == (count,)):
+            kind = f"of shape {tuple(value.shape)}" if is_tensor else f"as a {type(value).__name__}"
             raise RunError(
-                f"{label} returned {name} {_described(found)} for {count} response tokens; accepted: one number a "
-                f"token. {REPORT}"
+                f"{label} returned {name} {kind} for {count} response tokens; accepted: one number a token. {REPORT}"
             )
-
-
-def _described(found: Any) -> str:
-    return f"of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"as a {type(found).__name__}"
 
 
 def require_same_model(
@@ -135,13 +131,12 @@ def require_same_model(
     """
     from transformers import AutoConfig
 
-    theirs, ours = (
-        AutoConfig.from_pretrained(one, trust_remote_code=trust_remote_code).to_dict() for one in (folder, actor)
-    )
-    found = differences(theirs, ours, missing=True)
-    if found:
+    configs = [
+        AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).to_dict() for path in (folder, actor)
+    ]
+    if fields := differences(*configs, missing=True):
         raise ConfigError(
-            f"the {role} of {folder} {why}, but it is another one than {actor}: {'; '.join(found)}. "
+            f"the {role} of {folder} {why}, but it is another one than {actor}: {'; '.join(fields)}. "
             "Accepted is a folder whose config.json describes the same model."
         )
 
@@ -153,7 +148,7 @@ def can_share_prompts(chunks: Sequence[Any], *, context: int, device: torch.devi
     tokens of the row or on random numbers.
 
     Arguments:
-        chunks: what the model spec built.
+        chunks: of the model spec.
         context: ranks that share a row.
         device: of this rank.
 

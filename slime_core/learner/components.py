@@ -40,7 +40,7 @@ def build_objective(
 
     Arguments:
         parts: functions of plugins that replace parts of the loss.
-        context_group: the ranks that share every row; None: a rank holds whole rows.
+        context_group: the ranks that share every row; None if a rank holds complete rows.
     """
     algorithm = settings.config.algorithm
     named = [NamedCorrection(*_construct(registry, Kind.CORRECTION, name, settings)) for name in algorithm.corrections]
@@ -58,7 +58,7 @@ def build_objective(
 
 
 def _build_estimation(registry: Registry, settings: LearnerSettings, *, context_group: Any) -> TokenEstimation | None:
-    """Build the advantage estimator if its scope is ``token``; None: the sampler estimates, or the run has none."""
+    """Build the advantage estimator if its scope is ``token``; else the sampler estimates, or nothing does."""
     from megatron.core import parallel_state
 
     algorithm, kind = settings.config.algorithm, Kind.ADVANTAGE_ESTIMATOR
@@ -86,15 +86,15 @@ def collect_loss_parts(hooks: Hooks, learner: LearnerInfo) -> LossParts:
         PluginError: two plugins replace the same part, or a plugin returned something other than a ``LossParts``.
     """
     merged, plugins = LossParts(), hooks.implementers("slime_loss_parts")
-    for given in hooks.call("slime_loss_parts", learner=learner):
-        if not isinstance(given, LossParts):
-            raise PluginError(f"slime_loss_parts of {plugins} returned {given!r:.80}; return a LossParts, or None.")
-        if twice := sorted(merged.given & given.given):
+    for parts in hooks.call("slime_loss_parts", learner=learner):
+        if not isinstance(parts, LossParts):
+            raise PluginError(f"slime_loss_parts of {plugins} returned {parts!r:.80}; accepted: None or a LossParts.")
+        if twice := sorted(merged.given & parts.given):
             raise PluginError(
                 f"slime_loss_parts: two of the plugins {plugins} give {', '.join(twice)} of the loss, and it can have "
                 "one. Run without one of them."
             )
-        merged = replace(merged, **{name: getattr(given, name) for name in given.given})
+        merged = replace(merged, **{name: getattr(parts, name) for name in parts.given})
     return merged
 
 

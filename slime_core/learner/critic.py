@@ -1,7 +1,7 @@
 """The critic: the actor's architecture with a head that gives one value per token, and a separate optimizer.
 
     Critic       on the actor's ranks, or as the model of a CriticRank
-    CriticRank   one process of a separate critic, with a process group and a parallel layout of its own
+    CriticRank   one process of a separate critic, which has a separate process group and parallel layout
     ValueHead    replaces the output layer
 
 The value of a response token is computed at the position that predicts the token: the one before it. So the value does
@@ -95,7 +95,7 @@ class Critic:
         return self.trained.copy(folder / "critic")
 
     def load(self, folder: Path) -> None:
-        """Continue from what a :meth:`copy` wrote, in any layout, on the actor's ranks or separate ones.
+        """Continue from a written :meth:`copy`, in any layout, on the actor's ranks or separate ones.
 
         Raises:
             CheckpointError: the checkpoint is of another model, or of a run without a critic.
@@ -105,8 +105,8 @@ class Critic:
     def fill_values(self, micro_batches: Sequence[PackedMicroBatch]) -> None:
         """Start a rollout: fill the values of all micro-batches' response tokens, on the last pipeline stage."""
         self.trained.begin_rollout()
-        found = forward_only(self.trained.model, micro_batches, _response_values)
-        for micro, values_U in zip(micro_batches, found, strict=False):  # earlier stages have none
+        results = forward_only(self.trained.model, micro_batches, _response_values)
+        for micro, values_U in zip(micro_batches, results, strict=False):  # earlier stages have none
             micro.values_U = values_U
 
     def step(self, micro_batches: Sequence[PackedMicroBatch], *, rollout: int) -> dict[str, float]:
@@ -131,16 +131,16 @@ class Critic:
         old_U, returns_U = micro.values_U, micro.returns_U
         assert old_U is not None, "values are there before the critic learns"
         assert returns_U is not None, "returns are there before the critic learns them"
-        found = clipped_value_loss(
+        value = clipped_value_loss(
             _response_values(micro, output_1T1), old_values_T=old_U, returns_T=returns_U, value_clip=self._value_clip
         )
         # A masked token may hold anything, an infinity included; 0 x inf would poison the sum.
         trained_U = micro.mask_U != 0
-        loss = (found.loss_T.where(trained_U, 0.0) * micro.weights_U).sum()
+        loss = (value.loss_T.where(trained_U, 0.0) * micro.weights_U).sum()
         exact_U = returns_U.double()
         errors_U = exact_U - old_U
         per_token = {
-            "value_clip_fraction": found.clipped_T,
+            "value_clip_fraction": value.clipped_T,
             "values": old_U,
             **dict(zip(EXPLAINED, (exact_U, exact_U.square(), errors_U, errors_U.square()), strict=True)),
         }
@@ -151,15 +151,15 @@ class Critic:
 def critic_optimizer(config: RunConfig) -> OptimizerConfig:
     """Return the actor's optimizer settings with the critic's overrides; all weights of the critic train."""
     critic = config.critic
-    own = {
+    overrides = {
         "lr": critic.critic_lr,
         "lr_warmup_iters": critic.critic_lr_warmup_iters,
         "weight_decay": critic.critic_weight_decay,
         "clip_grad": critic.critic_clip_grad,
     }
-    given = {name: value for name, value in own.items() if value is not None}
-    whole: dict[str, Any] = {"only_train_params_name_list": (), "freeze_params_name_list": ()}
-    return config.optimizer.model_copy(update=given | whole)
+    update: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
+    update |= {"only_train_params_name_list": (), "freeze_params_name_list": ()}
+    return config.optimizer.model_copy(update=update)
 
 
 def _response_values(micro: PackedMicroBatch, output_1T1: torch.Tensor) -> torch.Tensor:
@@ -231,7 +231,7 @@ def replace_output_layer(chunks: Sequence[torch.nn.Module]) -> None:
             continue
         if not hasattr(model, "output_layer"):
             raise ConfigError(
-                f"a critic needs a value head in the place of the output layer, and a {type(model).__name__} has no "
+                f"a critic needs a value head instead of the output layer, and a {type(model).__name__} has no "
                 "attribute output_layer; build the model from Megatron's GPTModel, or choose an advantage estimator "
                 "without a critic"
             )

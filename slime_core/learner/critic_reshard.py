@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from slime_core.errors import RunError
-from slime_core.opaque import Opaque, column, part
+from slime_core.opaque import column, part
 from slime_core.ops.packing import balance, pack, pack_by_count
 from slime_core.types import TrainBatch
 
 SampleIndex = tuple[int, int]
 """Number of a shard, and of a sample in it."""
+
+PER_SAMPLE = ("lengths_B", "response_lengths_B", "loss_weights_B", "indices_B")
+PER_TOKEN = ("loss_mask_U", "rollout_log_probs_U")
+"""Columns that a critic reads. Routes, masks and data of the engine concern the actor's logits alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ def reshard(
     Arguments:
         shards: of all data-parallel ranks of the other group, in rank order.
         max_tokens: of one packed micro-batch.
-        micro_batch_size: samples of one micro-batch, of any length; None: as many as fit ``max_tokens``.
+        micro_batch_size: samples of one micro-batch, of any length. None for as many as fit ``max_tokens``.
         cost: number of tokens of a sample -> its cost, by which ranks are balanced.
 
     Raises:
@@ -84,34 +89,25 @@ def reshard(
 def _batch(shards: Sequence[TrainBatch], plan: list[list[list[SampleIndex]]]) -> tuple[TrainBatch, list[SampleIndex]]:
     places = sorted(place for step in plan for micro in step for place in micro)
     at = {place: position for position, place in enumerate(places)}
+    first = shards[0]
     steps = tuple(
-        replace(whole, micro_batches=tuple(tuple(at[place] for place in micro) for micro in step))
-        for step, whole in zip(plan, shards[0].steps, strict=True)
+        replace(first_step, micro_batches=tuple(tuple(at[place] for place in micro) for micro in step))
+        for step, first_step in zip(plan, first.steps, strict=True)
     )
-    columns_B = {name: _per_sample([shard.columns_B[name] for shard in shards], places) for name in shards[0].columns_B}
-    return (
-        replace(
-            shards[0],
-            tokens_T=_per_token([shard.tokens_T for shard in shards], [shard.lengths_B for shard in shards], places),
-            lengths_B=_per_sample([shard.lengths_B for shard in shards], places),
-            response_lengths_B=_per_sample([shard.response_lengths_B for shard in shards], places),
-            loss_mask_U=gather_tokens([shard.loss_mask_U for shard in shards], shards, places),
-            loss_weights_B=_per_sample([shard.loss_weights_B for shard in shards], places),
-            rollout_log_probs_U=gather_tokens([shard.rollout_log_probs_U for shard in shards], shards, places),
-            columns_B=columns_B,
-            steps=steps,
-            indices_B=_per_sample([shard.indices_B for shard in shards], places),
-            groups_B=None,
-            weight_version_B=None,
-            prefix_order_B=None,
-            prefix_lengths_B=None,
-            routes_TLK=None,
-            kept_counts_U=None,
-            kept_ids_S=None,
-            inputs={name: _inputs([shard.inputs[name] for shard in shards], places) for name in shards[0].inputs},
-        ),
-        places,
+    columns: dict[str, Any] = {
+        **{name: _per_sample([getattr(shard, name) for shard in shards], places) for name in PER_SAMPLE},
+        **{name: gather_tokens([getattr(shard, name) for shard in shards], shards, places) for name in PER_TOKEN},
+    }
+    batch = TrainBatch(
+        rollout=first.rollout,
+        temperature=first.temperature,
+        steps=steps,
+        tokens_T=_per_token([shard.tokens_T for shard in shards], [shard.lengths_B for shard in shards], places),
+        columns_B={name: _per_sample([shard.columns_B[name] for shard in shards], places) for name in first.columns_B},
+        inputs={name: column([part(shards[k].inputs[name], i) for k, i in places]) for name in first.inputs},
+        **columns,
     )
+    return batch, places
 
 
 def gather_tokens(
@@ -132,10 +128,6 @@ def values_of_shard(columns: Sequence[TokenValues], shard: TrainBatch, *, number
     if missing:
         raise RunError(f"{missing} of {len(shard)} samples of a shard have no values; a rank of the critic is missing")
     return np.concatenate([parts[number, i] for i in range(len(shard))])
-
-
-def _inputs(columns: Sequence[Opaque], places: Sequence[SampleIndex]) -> Opaque:
-    return column([part(columns[k], i) for k, i in places])
 
 
 def _per_sample(columns_B: Sequence[np.ndarray], places: Sequence[SampleIndex]) -> np.ndarray:

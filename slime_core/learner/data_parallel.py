@@ -2,9 +2,9 @@
 
 Each bucket of parameters is exchanged as soon as it can be. Megatron's own bookkeeping expects that every micro-batch
 reaches every parameter in one order on all ranks. Here a rank may differ: its last loss needs no gradient, or its
-samples bring no images. So gradients are exchanged in the order of the buckets, what the backward pass has not
-exchanged follows at its end, and the weights of all buckets are requested right after a step, in the order in which
-the forward pass reads them.
+samples bring no images. So gradients are exchanged in the order of the buckets, those that the backward pass has not
+exchanged follow at its end, and the weights of all buckets are requested right after a step, in the order in which the
+forward pass reads them.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class OverlappingDDP(DistributedDataParallel):  # type: ignore[misc]
             return
         # In the order of the buckets, which is that of the backward pass, on every rank.
         for groups in (self.bucket_groups, self.expert_parallel_bucket_groups):
-            for one in groups:
-                if self._missing.get(one, one.params):
+            for bucket_group in groups:
+                if self._missing.get(bucket_group, bucket_group.params):
                     break
-                if one.grad_reduce_handle is None:
-                    one.start_grad_sync()
+                if bucket_group.grad_reduce_handle is None:
+                    bucket_group.start_grad_sync()
 
     def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
-        """Exchange what the backward pass has not exchanged, and wait for all of it."""
+        """Exchange the gradients that the backward pass has not exchanged, and wait for all of them."""
         super().finish_grad_sync(force_all_reduce)
         self._expected |= self._additions  # of each parameter, the largest number
         self._additions.clear()

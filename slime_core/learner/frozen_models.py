@@ -40,7 +40,7 @@ class FrozenModels:
         reads_reference: whether the run reads log-probabilities of the reference.
         config: the run's settings.
         folder: Hugging Face folder of the start weights.
-        original: context in which the actor's model computes as before plugins wrapped it; None: they did not.
+        original: context in which the actor's model computes as before plugins wrapped it; None if they did not.
 
     Attributes:
         old_actor_differs: there is an old actor, and the actor has trained since its copy; the old log-probabilities
@@ -207,7 +207,7 @@ class RequiredColumns:
 
     Arguments:
         objective: the loss.
-        estimation: the estimator of scope ``token``; None: the sampler estimates.
+        estimation: the estimator of scope ``token``; None if the sampler estimates.
         loss_reads: the columns in the policy loss's traits.
         distils: whether the divergence from a teacher is subtracted from the advantages.
     """
@@ -227,21 +227,21 @@ class RequiredColumns:
         Arguments:
             old_actor_differs: the old log-probabilities are those of the old actor, and the actor has trained since.
         """
-        wanted = {
+        reads = {
             REFERENCE: self.reference if num_steps else "ref_log_probs" in self._estimator_reads,
             TEACHER: self.distils and num_steps > 0,
             OLD_ACTOR if old_actor_differs else ACTOR: self.old(num_steps, old_actor_differs=old_actor_differs),
         }
-        return [role for role, is_wanted in wanted.items() if is_wanted]
+        return [role for role, is_read in reads.items() if is_read]
 
     @property
     def reference(self) -> bool:
-        """Whether the run reads log-probabilities of the reference."""
+        """True if the run reads log-probabilities of the reference."""
         return self.objective.algorithm.use_kl_loss or "ref_log_probs" in self._estimator_reads
 
     @property
     def values(self) -> bool:
-        """Whether the run reads values of the critic."""
+        """True if the run reads values of the critic."""
         return "values" in self._estimator_reads
 
     def old(self, num_steps: int, *, old_actor_differs: bool = False) -> bool:
@@ -255,7 +255,7 @@ class RequiredColumns:
         if num_steps == 0:
             return "log_probs" in self._estimator_reads
         of_loss = "old_log_probs" in self.loss_reads or self.objective.reads_old or self.distils
-        named = self.objective.parts.of_logits is not None  # a loss of logits finds them in its batch
+        named = self.objective.parts.of_logits is not None  # a loss of logits reads them from its batch
         return named or ((num_steps > 1 or old_actor_differs) and of_loss) or "log_probs" in self._estimator_reads
 
     @property

@@ -57,9 +57,9 @@ class LearnerHandle:
         failures: receives the failures of plugins' observers on any rank.
         checks_equal: after the first publication, check that it reaches every weight of the engines.
         ahead: rollouts that are generated ahead of training, for a warning.
-        critic: the ranks of a separate critic; empty: the critic is on the learner's ranks, or there is none.
-        has_engines: False: the run only trains, so weights are not published and parity is never due.
-        restarts: of failed engines; None: the failure of an engine ends the run.
+        critic: the ranks of a separate critic; empty if the critic is on the learner's ranks, or there is none.
+        has_engines: False if the run only trains: weights are not published, and parity is never due.
+        restarts: of failed engines; None if the failure of an engine ends the run.
     """
 
     group: ActorGroup[LearnerActor]
@@ -93,8 +93,8 @@ class LearnerHandle:
         """
         calls = self._setup(self.group, settings, of="learner", reachable=reachable)
         if len(self.critic):
-            own = replace(settings, layout=ParallelLayout.of(settings.config.critic_parallel))
-            calls += self._setup(self.critic, own, of="critic", reachable=reachable)
+            critic_settings = replace(settings, layout=ParallelLayout.of(settings.config.critic_parallel))
+            calls += self._setup(self.critic, critic_settings, of="critic", reachable=reachable)
         return calls
 
     def _setup(
@@ -102,8 +102,8 @@ class LearnerHandle:
     ) -> list[Call[None]]:
         call = group[0].start(RankActor.free_address, reachable=reachable)
         address = self.wait([call], what=f"an address for the {of}'s ranks")[0]
-        own = [replace(settings, rank=rank, world_size=len(group), address=address) for rank in range(len(group))]
-        return group.start_each(RankActor.setup, own)
+        world = replace(settings, world_size=len(group), address=address)
+        return group.start_each(RankActor.setup, [replace(world, rank=rank) for rank in range(len(group))])
 
     def kernels(self) -> dict[str, str]:
         """Return part of the model -> the implementation that the ranks use, in words; all ranks use the same."""
@@ -127,8 +127,8 @@ class LearnerHandle:
             shards: references, one per data-parallel rank.
         """
         self._saved.look()
-        found = self.wait(self.critic.start(CriticActor.values, shards), what="the critic's values")
-        values = [ref for rank in found for ref in rank]
+        results = self.wait(self.critic.start(CriticActor.values, shards), what="the critic's values")
+        values = [ref for rank in results for ref in rank]
         calls = [
             actor.start(LearnerActor.train, [shards[number]], values, number=number)
             for actor, number in zip(self.group, self.data_ranks, strict=True)
@@ -154,7 +154,11 @@ class LearnerHandle:
         return [ref for _, ref in reported]
 
     def _warn_of_unchecked_parity(self, tokens: float | None) -> None:
-        """Warn once if the first rollout whose parity was due could not be compared; None: it was not due."""
+        """Warn once if the first rollout whose parity was due could not be compared.
+
+        Arguments:
+            tokens: number of compared tokens; None if parity was not due.
+        """
         if tokens == 0 and not self._parity_was_due:
             self.warn(parity_unchecked_warning(self.ahead))
         self._parity_was_due = self._parity_was_due or tokens is not None
@@ -190,7 +194,7 @@ class LearnerHandle:
         if proven < 1 and not self._warned_of_names:
             self._warned_of_names = True
             self.warn(
-                f"{1 - proven:.0%} of the engines' weights cannot be compared with what was sent, because the engines "
+                f"{1 - proven:.0%} of the engines' weights cannot be compared with the sent weights, because engines "
                 "hold them under other names or in another form; that all engines agree with each other was checked"
             )
         if self.checks_equal:
@@ -228,7 +232,7 @@ class LearnerHandle:
         calls += self.critic.start(CriticActor.copy, draft)
         self.wait(calls, what=f"a copy of step {state.step}")
         writes = self.group.start(RankActor.write) + self.critic.start(RankActor.write)
-        self._saved.begin(first.start(LearnerActor.complete, [one.ref for one in writes], state, saving), state.step)
+        self._saved.begin(first.start(LearnerActor.complete, [call.ref for call in writes], state, saving), state.step)
 
     def wait_for_save(self, *, required: bool = False) -> None:
         """Wait for the checkpoint that is being written; see :meth:`BackgroundSave.join`."""
@@ -252,7 +256,7 @@ class LearnerHandle:
 
 
 class NoLearner:
-    """Replaces :class:`LearnerHandle` where the run only generates: engines keep their start weights."""
+    """Replaces :class:`LearnerHandle` if the run only generates: engines keep their start weights."""
 
     def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
         """Ignore the shards; return no metrics."""
@@ -262,7 +266,7 @@ class NoLearner:
         """Do nothing: the engines hold the start weights."""
 
     def publish_again(self) -> None:
-        """Do nothing: restarted engines hold the start weights, too."""
+        """Do nothing: restarted engines hold the start weights."""
 
     def save(self, state: RunState) -> None:
         """Do nothing: there are no weights to save."""
@@ -307,7 +311,7 @@ class ParityDrift:
         """Return the warning after a rollout, if there is one.
 
         Arguments:
-            mean: ``parity/mean``, in nats; None: parity was not compared.
+            mean: ``parity/mean``, in nats; None if parity was not compared.
         """
         if mean is None or self._has_warned:
             return None

@@ -6,7 +6,7 @@ has the same packing.
     PackedSequences      positions of a row's samples: each is a sequence, or several that samples share
     RowInputs            inputs of the model that samples carry in addition to tokens, such as images
 
-Where ranks share the tokens of a row (sequence or context parallelism), it is padded to a multiple of their number.
+If ranks share the tokens of a row (sequence or context parallelism), it is padded to a multiple of their number.
 The padding is a separate sequence at the end: no token attends to it and nothing is predicted from it, so no loss, no
 metric and no gradient contains it. A context-parallel rank holds the tokens of its part of the row and the response
 tokens that these predict; a target token itself may be on another rank, but its id is known here. So every response
@@ -82,29 +82,29 @@ class PackedMicroBatch:
         weights_U: float32 [u], ``mask_U`` times the sample's loss weight.
         advantages_U: float32 [u]; NaN until an estimator of scope ``token`` has run, so that nothing trains before it.
         rollout_log_probs_U: float32 [u].
-        old_log_probs_U: float32 [u] after the log-prob pass; None: the current ones are used, detached.
-        ref_log_probs_U: float32 [u] after the log-prob pass; None: nothing reads them.
-        values_U: float32 [u], the critic's before its first optimizer step; None: nothing reads them.
-        returns_U: float32 [u], the critic's targets, once estimated; None: there is no critic.
-        teacher_log_probs_U: float32 [u] after the log-prob pass; None: there is no teacher.
-        scale: what a sum of means over samples (a sum over tokens, where tokens are averaged) is multiplied by, so that
+        old_log_probs_U: float32 [u] after the log-prob pass; if None, the loss uses the current ones, detached.
+        ref_log_probs_U: float32 [u] after the log-prob pass; None if unused.
+        values_U: float32 [u], the critic's before its first optimizer step; None if unused.
+        returns_U: float32 [u], the critic's targets, once estimated; None without a critic.
+        teacher_log_probs_U: float32 [u] after the log-prob pass; None without a teacher.
+        scale: factor of a sum of means over samples (of a sum over tokens, if tokens are averaged), with which
             micro-batches and ranks add up to the step's loss; 0 in an idle one.
-        loss_factor: what the loss, and no other metric, is multiplied by.
+        loss_factor: factor of the loss, and of no other metric.
         extra: name -> one entry per sample, which ``slime_before_training`` passes on to a loss of logits.
-        fresh_U: bool [u], sampled by the weights that the learner holds; None: parity is not compared.
-        parity_bound: differences from here on are counted, in nats.
-        learner_log_probs_U: float32 [u], where parity is compared: filled by the loss, NaN before; None: it is not.
+        fresh_U: bool [u], sampled by the weights that the learner holds; None if parity is not compared.
+        parity_bound: differences of at least this many nats are counted.
+        learner_log_probs_U: float32 [u], NaN until the loss fills it; None if parity is not compared.
         metrics_U: float32 [u] by name, to be averaged as the loss is.
-        lengths: tokens of each sample, its prompt included, also where it shares them.
+        lengths: tokens of each sample with its prompt; shared tokens count in every sample.
         continues: int32, for each sequence of the row the number of the one that it continues; -1: none. None: every
             sequence is a sample. Example: prompt 5 14 with the responses 7 1 and 8, and the sample 20 21 22, make the
             row 5 14 7 1 8 20 21 22 with ``cu_seqlens = [0, 2, 4, 5, 8]``, ``continues = [-1, 0, 0, -1]`` and
             ``lengths = [4, 3, 3]``.
         routes: int16 [n, k] by the number of a layer, from 1: the k experts that its router takes for each of its n
             tokens; a layer that is missing chooses. See :mod:`slime_core.learner.trained_model`.
-        given_routes_TLK: int8 or int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
-        kept: truncated-sampling mask: the tokens that top-p and top-k kept where each response token was sampled; None:
-            all tokens.
+        given_routes_TLK: int8 or int16 [t, layers, k], those of the engine, -1 if missing; None without routes.
+        kept_tokens: truncated-sampling mask: the tokens that top-p and top-k kept for each response token; None if they
+            kept all.
         engine_columns_U: name -> float32 [u, width], data of the engine for each response token.
         inputs: inputs of the model that the samples carry in addition to tokens.
     """
@@ -140,7 +140,7 @@ class PackedMicroBatch:
     continues: torch.Tensor | None = None
     routes: dict[int, torch.Tensor] = field(default_factory=dict)
     given_routes_TLK: torch.Tensor | None = None
-    kept: KeptTokens | None = None
+    kept_tokens: KeptTokens | None = None
     inputs: RowInputs = field(default_factory=RowInputs)
     engine_columns_U: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -211,7 +211,7 @@ def _split(planned: Sequence[int], lengths_B: np.ndarray, budget: int | None) ->
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of ``shard`` on the context-parallel rank ``rank``; ``shared``: of the shard, None: rows have all tokens."""
+    """Rows of ``shard`` on the context-parallel rank ``rank``; without ``shared`` prefixes they have all tokens."""
 
     shard: TrainBatch
     layout: ParallelLayout
@@ -257,20 +257,20 @@ class _Rows:
             lengths=shard.lengths_B[members].tolist(),
             continues=tensor(continues, torch.int32) if (continues >= 0).any() else None,
             given_routes_TLK=self._given_routes(row.places_T, padding, held_T),
-            kept=self._kept(take_U),
+            kept_tokens=self._kept_tokens(take_U),
             inputs=RowInputs(shard.inputs, tuple(members.tolist())),
             engine_columns_U={
                 name: tensor(column_U[take_U], torch.float32) for name, column_U in shard.engine_columns_U.items()
             },
         )
 
-    def _given_routes(self, taken: np.ndarray, padding: int, held_T: np.ndarray) -> torch.Tensor | None:
+    def _given_routes(self, places_T: np.ndarray, padding: int, held_T: np.ndarray) -> torch.Tensor | None:
         if self.shard.routes_TLK is None:
             return None
-        row_TLK = np.pad(self.shard.routes_TLK[taken], ((0, padding), (0, 0), (0, 0)), constant_values=-1)
+        row_TLK = np.pad(self.shard.routes_TLK[places_T], ((0, padding), (0, 0), (0, 0)), constant_values=-1)
         return self._tensor(row_TLK[held_T], torch.int8 if row_TLK.dtype == np.int8 else torch.int16)
 
-    def _kept(self, take_U: np.ndarray) -> KeptTokens | None:
+    def _kept_tokens(self, take_U: np.ndarray) -> KeptTokens | None:
         all_U, ids_S = self.shard.kept_counts_U, self.shard.kept_ids_S
         if all_U is None or ids_S is None:
             return None
@@ -289,8 +289,8 @@ def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.n
     """Return the positions of ``places`` among the tokens that this rank holds, and which of ``places`` it holds."""
     index = np.full(num_tokens, -1)
     index[held_T] = np.arange(len(held_T))
-    found = index[places]
-    return found[found >= 0], np.flatnonzero(found >= 0)
+    held = index[places]
+    return held[held >= 0], np.flatnonzero(held >= 0)
 
 
 def idle_micro_batch(micro: PackedMicroBatch) -> PackedMicroBatch:
@@ -331,28 +331,28 @@ def lay_out(shard: TrainBatch, members: np.ndarray, starts: np.ndarray, *, share
     """Lay the samples ``members`` of ``shard`` out as sequences.
 
     Arguments:
-        starts: int64 [b], where the samples start among the tokens of the shard.
-        shared: common prefixes of the shard's samples, which the row holds once; None: it repeats them.
+        starts: int64 [b], index of each sample's first token in the shard.
+        shared: common prefixes of the shard's samples, which the row holds once; if None, it repeats them.
     """
     tree = None if shared is None else shared.take(members)
     if tree is None or not tree.common.any():
         tree = Prefixes(members, shard.lengths_B[members], np.zeros(len(members), np.int64))
     numbers = {sample: number for number, sample in enumerate(members.tolist())}
     order = np.array([numbers[sample] for sample in tree.samples.tolist()])
-    own, nodes = tree.lengths - tree.common, tree.nodes()
+    counts, nodes = tree.lengths - tree.common, tree.nodes()
     prompts = (shard.lengths_B - shard.response_lengths_B)[tree.samples]
-    path, found = np.zeros(0, np.int64), [np.zeros(0, np.int64)] * len(members)
-    places = zip(order, tree.common, np.cumsum(own) - own, own, prompts, strict=True)
+    path, responses = np.zeros(0, np.int64), [np.zeros(0, np.int64)] * len(members)
+    places = zip(order, tree.common, _starts(counts), counts, prompts, strict=True)
     for member, common, start, count, prompt in places:
         path = np.concatenate([path[:common], np.arange(start, start + count)])
-        found[member] = path[prompt - 1 :]
+        responses[member] = path[prompt - 1 :]
     return PackedSequences(
-        places_T=ranges(starts[order] + tree.common, own),
-        positions_T=ranges(tree.common, own),
+        places_T=ranges(starts[order] + tree.common, counts),
+        positions_T=ranges(tree.common, counts),
         lengths=nodes.lengths,
         continues=nodes.parents,
-        predictors_U=np.concatenate([path[:-1] for path in found]),
-        targets_U=np.concatenate([path[1:] for path in found]),
+        predictors_U=np.concatenate([path[:-1] for path in responses]),
+        targets_U=np.concatenate([path[1:] for path in responses]),
     )
 
 

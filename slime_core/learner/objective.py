@@ -10,8 +10,7 @@ of the same kind as the loss.
     subtract_teacher_kl   on-policy distillation: subtracts the divergence from the teacher from the advantages
     mismatch_metrics      how much learner and engine differ, as metrics
     compare               the same for the parity gate, which ends the run if they differ too much
-    MetricSums            metrics of a micro-batch; summed by name over micro-batches and ranks, where a missing name
-                          counts as 0
+    MetricSums            metrics of a micro-batch; summed by name over micro-batches and ranks, a missing name as 0
 
 Contracts of corrections are checked on the device: faulty tokens are counted, the counts are summed with the metrics,
 and :meth:`Corrections.refuse_faults` reads them once per step. Reading them in each micro-batch would wait for the
@@ -71,7 +70,7 @@ class Corrected:
     """The combined result of all corrections for u tokens.
 
     Arguments:
-        weights_U: float32, the product of the weights; 1 without corrections, 0 where nothing is trained.
+        weights_U: float32, the product of the weights; 1 without corrections, 0 at masked tokens.
         trained_U: bool, the mask after all corrections.
         metrics_U: metric name -> float [u].
         faults: :data:`FAULTS` and the label of a correction -> count of faulty tokens.
@@ -84,7 +83,7 @@ class Corrected:
 
 
 class Corrections:
-    """The corrections of a run in order; none: every weight is 1.
+    """The corrections of a run in order; without any, every weight is 1.
 
     Arguments:
         named: the components.
@@ -158,8 +157,8 @@ def add_metrics(per_token: dict[str, torch.Tensor], metrics_U: Mapping[str, torc
     twice = sorted(per_token.keys() & metrics_U.keys())
     if twice:
         raise RunError(
-            f"{of} reports the metric {', '.join(twice)}, which another part of the loss reports already; each needs "
-            "its own name. Report this to the plugin's author."
+            f"{of} reports the metric {', '.join(twice)}, which another part of the loss reports already; use "
+            "another name. Report this to the plugin's author."
         )
     per_token |= {name: values_U.detach() for name, values_U in metrics_U.items()}
 
@@ -194,9 +193,9 @@ class Objective:
         label: the component in messages, with its plugin.
         algorithm: clip ranges and coefficients.
         corrections: weight the policy loss of each token, and mask tokens.
-        context_group: the ranks that share every row, over which sums over a sequence extend; None: a rank holds whole
-            rows.
-        parts: functions of plugins between the corrected policy loss and its sum, or in place of the whole loss, see
+        context_group: the ranks that share every row, over which sums over a sequence extend; None if a rank holds
+            complete rows.
+        parts: functions of plugins between the corrected policy loss and its sum, or instead of the loss, see
             :meth:`from_logits`.
         engine_sampled: whether engines sampled the tokens; if so, the difference from their log-probabilities is a
             metric.
@@ -213,7 +212,7 @@ class Objective:
 
     @property
     def reads_old(self) -> bool:
-        """Whether the loss reads the old log-probabilities anywhere except in the policy loss."""
+        """True if the loss reads the old log-probabilities anywhere except in the policy loss."""
         corrects = self.parts.correct is not None or len(self.corrections) > 0
         return corrects or self.algorithm.use_unbiased_kl or self.algorithm.get_mismatch_metrics
 
@@ -263,13 +262,13 @@ class Objective:
         add_metrics(per_token, output.metrics_T, of="the policy loss")
         add_metrics(per_token, corrected.metrics_U, of="a correction")
         add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
-        add_metrics(per_token, shaped, of="what a plugin puts after corrections")
+        add_metrics(per_token, shaped, of="a plugin's step after corrections")
         if self.parts.reduce is None:
             return loss, _sums(loss, per_token, difference_U, micro, corrected.faults)
         pg_loss = self.parts.reduce(policy_U, trained_U.float(), micro)
-        found = _sums(loss + pg_loss, per_token, difference_U, micro, corrected.faults)
-        found.sums["pg_loss"] = pg_loss.detach()
-        return loss + pg_loss, found
+        metrics = _sums(loss + pg_loss, per_token, difference_U, micro, corrected.faults)
+        metrics.sums["pg_loss"] = pg_loss.detach()
+        return loss + pg_loss, metrics
 
     def from_logits(
         self, logits_1TV: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: PackedMicroBatch
@@ -283,17 +282,11 @@ class Objective:
         old_U = log_probs_U if micro.old_log_probs_U is None else micro.old_log_probs_U
         micro = subtract_teacher_kl(micro, old_U, self.algorithm.opd_kl_coef)
         loss, metrics = self.parts.of_logits(logits_1TV.float(), micro)
-        measured = self.measure(loss, log_probs_U, entropy_U, micro)
-        return loss, MetricSums({**metrics, **measured.sums}, measured.largest)
-
-    def measure(
-        self, loss: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: PackedMicroBatch
-    ) -> MetricSums:
-        """Return the metrics of a micro-batch whose ``loss`` was computed by ``of_logits``."""
-        difference_U = _difference(log_probs_U.detach(), micro)
+        difference_U = _difference(log_probs_U, micro)
         per_token = {"entropy_loss": entropy_U, **self._distance(difference_U)}
         add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
-        return _sums(loss, per_token, difference_U, micro, {})
+        measured = _sums(loss, per_token, difference_U, micro, {})
+        return loss, MetricSums({**metrics, **measured.sums}, measured.largest)
 
     def _distance(self, difference_U: torch.Tensor) -> dict[str, torch.Tensor]:
         return {DISTANCE: difference_U} if self.engine_sampled else {}
@@ -334,7 +327,7 @@ def subtract_teacher_kl(micro: PackedMicroBatch, student_U: torch.Tensor, coeffi
     """Return ``micro`` with the divergence from the teacher subtracted from its advantages (on-policy distillation).
 
     The divergence is the reverse one, KL(student || teacher), estimated at the tokens that the student sampled (GKD,
-    2306.13649, section 3, with all data from the student). It is a reward of its own token alone, undiscounted, so it
+    2306.13649, section 3, with all data from the student). It is an undiscounted reward of one token, so it
     is subtracted from the token's advantage (Thinking Machines, On-Policy Distillation, 2025):
 
         A_t <- A_t - opd_kl_coef * (log p_student(t) - log p_teacher(t))
@@ -378,7 +371,7 @@ def mismatch_metrics(
     Arguments:
         log_probs_U: float32 [u], of the learner.
         rollout_log_probs_U: float32 [u], of the engine.
-        mask_U: float32 [u], 1 where the token is trained.
+        mask_U: float32 [u], 1 at trained tokens.
     """
     trained_U = mask_U != 0
     difference_U = (log_probs_U.detach() - rollout_log_probs_U).where(trained_U, 0.0).double()
@@ -490,10 +483,10 @@ def compare(
     # The mask too: a function that the run names by path may leave out tokens that have a weight.
     counted_U = micro.fresh_U & (micro.mask_U != 0) & (micro.weights_U != 0)
     # Never selected by the mask: on a GPU that would wait for the device.
-    found_U = difference_U.double().where(counted_U, 0.0)
-    largest = found_U.max() if found_U.numel() else found_U.sum()
-    beyond = (found_U >= micro.parity_bound).sum().double()
-    return {TOKENS: counted_U.sum().double(), SUM: found_U.sum(), BEYOND: beyond}, {LARGEST: largest}
+    compared_U = difference_U.double().where(counted_U, 0.0)
+    largest = compared_U.max() if compared_U.numel() else compared_U.sum()
+    beyond = (compared_U >= micro.parity_bound).sum().double()
+    return {TOKENS: counted_U.sum().double(), SUM: compared_U.sum(), BEYOND: beyond}, {LARGEST: largest}
 
 
 # --- Metrics of a step ------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Builds Megatron's DDP, optimizer and learning-rate schedule around the model chunks, for ``trained_model.py``.
 
 Gradients are *summed* over samples and ranks: every divisor is already in the shard's loss weights. Megatron calls that
-``calculate_per_token_loss``; its own division by a token count is left out in :func:`sum_gradients`.
+``calculate_per_token_loss``; :func:`sum_gradients` leaves out its division by a token count.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def build_optimizer(
 ) -> Any:
     """Build Adam with decoupled weight decay, fp32 master weights, gradient clipping, sharded over data-parallel ranks.
 
-    torch's Adam, which replaces that of Apex and TransformerEngine where they are absent, runs its fused kernel: one
-    pass over the state, and no copies of it (``python -m bench.adam``).
+    Without Apex and TransformerEngine Megatron takes torch's Adam, whose fused kernel is used here: one pass over
+     the state, and no copies of it (``python -m bench.adam``).
 
     Arguments:
-        overrides: further fields of Megatron's OptimizerConfig. Those of :data:`OFFLOADING` are left out where the
+        overrides: further fields of Megatron's OptimizerConfig. Those of :data:`OFFLOADING` are left out if the
             model is in host memory already.
     """
     fields = {"optimizer_offload_fraction": 1.0, **(overrides or {})}  # 1.0: of Megatron's own command line

@@ -73,7 +73,7 @@ CAUSES = (
     "Learner and engines see other tokens or positions: a generate function that encodes text again, or a model spec "
     "whose rotary embedding is not that of config.json. Compare a short response, then a long one.",
     "Other scaling: the learner divided its logits by {temperature:g} (--rollout-temperature). A generate function "
-    "that asks for another temperature, or for a penalty or a bias, must not. --rollout-top-p and --rollout-top-k are "
+    "must not set another temperature, a penalty or a bias. --rollout-top-p and --rollout-top-k are "
     "innocent: both sides take the tokens that they kept for all there are.",
     "Other dtypes: learner and engines must both compute in {dtype}.",
     "Other kernels, of attention above all: try another --sglang-attention-backend.",
@@ -87,10 +87,10 @@ class ParityGate:
     Arguments:
         weights: settings of the interval and the bounds.
         bf16: whether learner and engines compute in bfloat16; selects the default bounds.
-        mixture: whether the model is a mixture of experts; selects the default bounds, too.
+        mixture: whether the model is a mixture of experts; selects the default bounds.
         strict: every trained token has to be fresh, within the bounds :data:`STRICT` unless others are given.
         is_alone: whether only this run can call the engines.
-        write: writes a shard and its compared micro-batches to a file, and returns its path; None: nothing is written.
+        write: writes a shard and its compared micro-batches to a file, and returns its path; None to write nothing.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class ParityGate:
     def check(self, metrics: dict[str, float], *, rollout: int, temperature: float) -> None:
         """Remove the sums of :func:`compare` from a step's ``metrics``, and check them; in every step of the actor.
 
-        Collective over all ranks where a bound is reached; they all raise the same error.
+        Collective over all ranks if a bound is reached; they all raise the same error.
 
         Raises:
             ParityError: a bound is reached.
@@ -181,7 +181,7 @@ class ParityGate:
     def _written(
         self, marked: tuple[TrainBatch, Sequence[PackedMicroBatch]] | None
     ) -> tuple[ComparedToken | None, Path | None]:
-        """Write what this rank compared; return its worst token and the file, None where it has none."""
+        """Write what this rank compared; return its worst token and the file, if there are any."""
         worst = None if marked is None else worst_token(*marked)
         if marked is None or worst is None or self._write is None:
             return worst, None
@@ -219,7 +219,7 @@ class ParityGate:
             f"{measured['parity/mean']:.3g} on average and {measured['parity/max']:.3g} at most; accepted in "
             f"{self._dtype} is below {bounds.mean:g} and below {bounds.largest:g}{self._outliers()}. Nothing of this "
             f"rollout was trained on, saved or published.{place}\nLikely causes, the likeliest first:\n{listed}\n"
-            "Repeat a few rollouts in float32 to tell a mistake from rounding. If the difference is known and wanted, "
+            "Repeat a few rollouts in float32 to tell a mistake from rounding. If you accept the difference, "
             "raise --parity-mean-tolerance and --parity-max-tolerance, or switch the gate off with --parity-interval 0."
         )
 
@@ -231,9 +231,9 @@ class ParityGate:
 
 
 def worst_token(shard: TrainBatch, micro_batches: Sequence[PackedMicroBatch]) -> ComparedToken | None:
-    """Return the compared token of this rank whose log-probabilities differ most; None: this rank compared none."""
-    found = [token for micro in micro_batches if (token := _worst_of(shard, micro)) is not None]
-    return max(found, key=lambda token: token.difference, default=None)
+    """Return the compared token of this rank whose log-probabilities differ most, if it compared any."""
+    tokens = [token for micro in micro_batches if (token := _worst_of(shard, micro)) is not None]
+    return max(tokens, key=lambda token: token.difference, default=None)
 
 
 def _worst_of(shard: TrainBatch, micro: PackedMicroBatch) -> ComparedToken | None:

@@ -1,7 +1,7 @@
 """One learner process: its groups, and the memory that it holds on its device.
 
 :func:`prepare_process` joins the process group and Megatron's parallel groups. :class:`Offloader` moves everything
-that the rank holds from its device to host memory, and back to where it was. Tensors keep their identity: only the
+that the rank holds from its device to host memory, and back. Tensors keep their identity: only the
 memory under them is released. That keeps Megatron intact, whose DDP buffers, optimizer shards and parameters are views
 of one another.
 """
@@ -27,7 +27,7 @@ from slime_core.modeling.patches import accelerator
 from slime_core.weights.engine_control import serve_store
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""Limit of one collective operation; torch's own default for gloo is half an hour."""
+"""Limit of one collective operation; torch's default for gloo is half an hour."""
 
 
 def prepare_process(settings: LearnerSettings) -> torch.device:
@@ -39,7 +39,7 @@ def prepare_process(settings: LearnerSettings) -> torch.device:
         _repeat_bit_for_bit()
     device = torch.device("cpu")
     if kind == "cuda":
-        # Ray shows every actor only its own device, as number 0.
+        # Ray shows every actor only the device of this actor, as number 0.
         device = torch.device("cuda", 0)
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -84,7 +84,7 @@ def _repeat_bit_for_bit() -> None:
 
 
 def _rendezvous_store(settings: LearnerSettings) -> Any:
-    """torch's store where the ranks find each other; rank 0 serves it, on the address of the settings only."""
+    """Return torch's store, in which the ranks find each other; rank 0 serves it, only on the settings' address."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, _, port = settings.address.rpartition(":")
@@ -138,7 +138,7 @@ def _aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Offloaded:
-    """A storage whose memory is released; ``content`` is its copy in host memory, None: it is restored as zeros."""
+    """A storage whose memory is released; ``content`` is its copy in host memory, None if it is restored as zeros."""
 
     storage: torch.UntypedStorage
     nbytes: int
@@ -164,8 +164,7 @@ class Offloader:
         for trained in models:
             trained.optimizer.zero_grad()
         _drop_caches()
-        found = [_device_tensors(trained.model, trained.optimizer) for trained in models]
-        tensors, scratch = zip(*found, strict=True)
+        tensors, scratch = zip(*(_device_tensors(trained.model, trained.optimizer) for trained in models), strict=True)
         return cls(chain.from_iterable(tensors), chain.from_iterable(scratch))
 
     def offload(self, *, but: Iterable[torch.Tensor] = ()) -> int:
@@ -173,32 +172,31 @@ class Offloader:
 
         May be called again with fewer exceptions.
         """
-        kept, excepted = _storages(self._tensors), _storages(but)
-        leaving = {
-            pointer: one for pointer, one in (_storages(self._scratch) | kept).items() if pointer not in excepted
-        }
-        host = HostChunks(storage.nbytes() for pointer, storage in leaving.items() if pointer in kept)
+        copied, excepted = _storages(self._tensors), _storages(but)
+        storages = _storages(self._scratch) | copied
+        leaving = {pointer: storage for pointer, storage in storages.items() if pointer not in excepted}
+        host = HostChunks(storage.nbytes() for pointer, storage in leaving.items() if pointer in copied)
         released = [
-            _Offloaded(storage, storage.nbytes(), host.copy(_flat(storage)) if pointer in kept else None)
+            _Offloaded(storage, storage.nbytes(), host.copy(_flat(storage)) if pointer in copied else None)
             for pointer, storage in leaving.items()
         ]
         _synchronize()
-        for one in released:
-            one.storage.resize_(0)
+        for offloaded in released:
+            offloaded.storage.resize_(0)
         self._offloaded += released
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return sum(one.nbytes for one in self._offloaded)
+        return sum(offloaded.nbytes for offloaded in self._offloaded)
 
     def restore(self) -> None:
         """Restore everything on the device; scratch is zero. A second call changes nothing."""
-        for one in self._offloaded:
-            one.storage.resize_(one.nbytes)
-            flat = _flat(one.storage)
-            if one.content is None:
+        for offloaded in self._offloaded:
+            offloaded.storage.resize_(offloaded.nbytes)
+            flat, parts = _flat(offloaded.storage), offloaded.content
+            if parts is None:
                 flat.zero_()
                 continue
-            for target, part in zip(flat.split([len(part) for part in one.content]), one.content, strict=True):
+            for target, part in zip(flat.split([len(part) for part in parts]), parts, strict=True):
                 target.copy_(part, non_blocking=True)
         _synchronize()
         self._offloaded.clear()
@@ -236,9 +234,9 @@ def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
-    found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
     # Memory that torch did not allocate cannot be released: on a CPU, tensors that were read through numpy.
-    return {pointer: storage for pointer, storage in found.items() if pointer and storage.resizable()}
+    return {pointer: storage for pointer, storage in storages.items() if pointer and storage.resizable()}
 
 
 def _drop_caches() -> None:

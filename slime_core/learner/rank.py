@@ -5,7 +5,7 @@ in a Ray actor.
 
 :func:`save_train_data` writes the training data of a rank in a rollout to a file. Per-sample and per-token columns are
 in the order of the shard. A rank writes only its tokens: NaN marks a token that another context-parallel rank holds. A
-column that no pass computed is left out, such as ``old_log_probs_U`` in a rollout of one optimizer step, where the
+column that no pass computed is left out, such as ``old_log_probs_U`` in a rollout of one optimizer step: then the
 current log-probabilities are the old ones.
 """
 
@@ -84,7 +84,7 @@ class LearnerRank:
         kernels: part of the model -> the implementation that this process uses, and why, in words.
         hooks: the plugins' lifecycle hooks of this rank.
         actor: the policy that trains.
-        critic: on the actor's ranks; None: there is none, or it is on separate ranks.
+        critic: on the actor's ranks; None without a critic, and with one on separate ranks.
         parity: compares log-probabilities of learner and engines.
         timeline: of this rank; :meth:`speed` reports the times of its passes.
         returns_U: the critic's targets of the last rollout, float32 [u] in the order of the shard; None on ranks that
@@ -172,11 +172,11 @@ class LearnerRank:
             frozen=config.optimizer.freeze_params_name_list,
         )
         num_steps = settings.num_steps - self._critic_only * config.steps_per_rollout
-        own = replace(settings, num_steps=num_steps)
+        settings = replace(settings, num_steps=num_steps)
         return TrainedModel(
             wrapped.chunks,
             spec=wrapped.spec,
-            settings=own,
+            settings=settings,
             optimizer=config.optimizer,
             stores=wrapped.model.stores,
         )
@@ -249,13 +249,13 @@ class LearnerRank:
         work.
         """
         seconds = self.timeline.take_seconds()
-        found = {f"perf/{name}_time": seconds[name] for name in PASSES if name in seconds}
+        metrics = {f"perf/{name}_time": seconds[name] for name in PASSES if name in seconds}
         if self._flops is not None and shard.rollout >= self._critic_only:
             flops = self._work(shard) / seconds["actor_train"]
-            found["perf/actor_train_tflops"] = flops / 1e12
+            metrics["perf/actor_train_tflops"] = flops / 1e12
             if self._peak_flops is not None:
-                found["perf/actor_train_mfu"] = flops / self._peak_flops
-        return found
+                metrics["perf/actor_train_mfu"] = flops / self._peak_flops
+        return metrics
 
     def measure_load(self, shard: TrainBatch) -> RankLoad:
         """Measure time, memory and work of this rank in the last :meth:`train`, which trained ``shard``."""
@@ -287,9 +287,9 @@ class LearnerRank:
         if self.critic is not None:
             self.critic.fill_values(micro_batches)
         if critic_values_U is not None:
-            known_U = torch.as_tensor(critic_values_U, device=self.device)
+            values_U = torch.as_tensor(critic_values_U, device=self.device)
             for micro in micro_batches:
-                micro.values_U = known_U[micro.places_U]
+                micro.values_U = values_U[micro.places_U]
         normalizes = self._config.algorithm.normalize_advantages
         fill_advantages(self._estimation, shard, micro_batches, normalizes=normalizes)
         self.hooks.call("slime_before_training", shard=shard, steps=steps)
@@ -302,8 +302,8 @@ class LearnerRank:
         """Run one pass of ``role``, whose weights the model holds; only the last stage has log-probabilities."""
         self.hooks.call("slime_before_log_probs", role=role, learner=self._info)
         with self._replay.record_or_replay(micro_batches, role):
-            found = compute_log_probs(self.actor.model, micro_batches, **self._of_logits)
-        for micro, log_probs_U in zip(micro_batches, found, strict=False):
+            results = compute_log_probs(self.actor.model, micro_batches, **self._of_logits)
+        for micro, log_probs_U in zip(micro_batches, results, strict=False):
             if role == REFERENCE:
                 micro.ref_log_probs_U = log_probs_U
             elif role == TEACHER:
@@ -353,12 +353,12 @@ class LearnerRank:
 
     @property
     def write_hf(self) -> WriteTensors | None:
-        """Function of a plugin that writes the folder ``hf``; None: it is a Hugging Face folder."""
+        """Function of a plugin that writes the folder ``hf``; None for a Hugging Face folder."""
         return self._wrapped.model.write
 
     @property
     def is_sender(self) -> bool:
-        """Whether this rank sends weights to the engines and writes shared files."""
+        """True if this rank sends weights to the engines and writes shared files."""
         return self._settings.rank == 0
 
     # --- Checkpoints -------------------------------------------------------------------------------------------------
@@ -396,8 +396,8 @@ class LearnerRank:
             # Each time: an optimizer makes its state at its first step.
             models = [self.actor] if self.critic is None else [self.actor, self.critic.trained]
             self._offloader = Offloader.of(models)
-        kept = [tensor for chunk in self.actor.chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
-        return self._offloader.offload(but=kept if keeps_weights else ())
+        weights = [tensor for chunk in self.actor.chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
+        return self._offloader.offload(but=weights if keeps_weights else ())
 
     def onload(self) -> None:
         """Move everything back to the device, unless it is there."""
@@ -417,7 +417,7 @@ LEFT_OUT = frozenset({"rows_U", "targets_U", "samples_U", "places_U", "fresh_U"}
 
 
 def _forward_flops(folder: Path) -> ForwardFlops | None:
-    """Return the work of a forward pass; None: it is not counted for this kind of model."""
+    """Return the work of a forward pass; None if it is not counted for this kind of model."""
     try:
         return forward_flops(described(folder) or {})
     except ValueError:
@@ -455,22 +455,26 @@ def save_train_data(
 
 def trained_columns(shard: TrainBatch, steps: Sequence[Sequence[PackedMicroBatch]]) -> dict[str, np.ndarray]:
     """Return every column of ``shard``, and its micro-batches' per-token columns, float32 [u] in the shard's order."""
-    own = {one.name: getattr(shard, one.name) for one in fields(shard)}
-    found = {name: np.ascontiguousarray(values) for name, values in own.items() if isinstance(values, np.ndarray)}
-    for name, given in shard.inputs.items():
-        found |= {f"inputs/{name}": given.values}
-        found |= {f"inputs/{name}/starts_B": given.starts_B, f"inputs/{name}/counts_B": given.counts_B}
-    found |= {f"{name}_B": np.ascontiguousarray(values) for name, values in shard.columns_B.items()}
+    arrays = {name: values for name, values in _values(shard).items() if isinstance(values, np.ndarray)}
+    arrays |= {f"{name}_B": values for name, values in shard.columns_B.items()}
+    columns = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+    for name, opaque in shard.inputs.items():
+        columns |= {f"inputs/{name}": opaque.values}
+        columns |= {f"inputs/{name}/starts_B": opaque.starts_B, f"inputs/{name}/counts_B": opaque.counts_B}
     # An idle micro-batch repeats another one with weight 0, to complete a schedule.
     for micro in (micro for step in steps for micro in step if micro.scale):
         for name, values_U in _per_token(micro).items():
-            column_U = found.setdefault(f"trained/{name}", np.full(shard.loss_mask_U.shape, np.nan, np.float32))
+            column_U = columns.setdefault(f"trained/{name}", np.full(shard.loss_mask_U.shape, np.nan, np.float32))
             column_U[micro.places_U.cpu().numpy()] = values_U.detach().float().cpu().numpy()
-    return found
+    return columns
+
+
+def _values(record: TrainBatch | PackedMicroBatch) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def _per_token(micro: PackedMicroBatch) -> dict[str, torch.Tensor]:
-    values = {one.name: getattr(micro, one.name) for one in fields(micro) if one.name.endswith("_U")}
+    values = {name: values_U for name, values_U in _values(micro).items() if name.endswith("_U")}
     tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and n not in LEFT_OUT}
     # The loss fills learner_log_probs_U, later than --save-debug-train-data writes.
     return {n: v for n, v in tensors.items() if not (v.numel() and v.isnan().all())}

@@ -47,12 +47,12 @@ NVIDIA's data sheets, which since A100 state twice as much for sparse matrices."
 
 
 def peak_flops(name: str) -> float | None:
-    """Return the FLOP/s in bfloat16 of the GPU that CUDA calls ``name``; None: unknown.
+    """Return the FLOP/s in bfloat16 of the GPU that CUDA calls ``name``, if it is known.
 
     Example: ``peak_flops("NVIDIA H100 80GB HBM3")`` is 989.5e12.
     """
-    found = [tera for start, tera in PEAK_TFLOPS.items() if f"{name} ".startswith((f"{start} ", f"{start}-"))]
-    return found[0] * 1e12 if found else None
+    matches = [tera for start, tera in PEAK_TFLOPS.items() if f"{name} ".startswith((f"{start} ", f"{start}-"))]
+    return matches[0] * 1e12 if matches else None
 
 
 class ComputeClock:

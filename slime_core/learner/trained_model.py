@@ -101,13 +101,13 @@ class NamedSpec:
             takes = f"takes {', '.join(sorted(self.inputs))}" if self.inputs else "takes tokens only"
             raise RunError(
                 f"the samples carry {foreign} in multimodal_train_inputs, and the model of {self.label} {takes}; "
-                "training would go on without what the engine was shown. Use a model spec whose traits declare them "
+                "training would continue without the inputs of the engine. Use a model spec whose traits declare them "
                 "(ModelSpecTraits.inputs), or leave them out of the samples"
             )
         if carried and context > 1:
             raise RunError(
                 f"the samples carry {', '.join(sorted(carried))} in multimodal_train_inputs, and context_parallel_size "
-                f"= {context} gives a rank parts of a row: nothing says which of these belong to its tokens. "
+                f"= {context} gives a rank parts of a row, and the inputs of these parts are unknown. "
                 "Leave --context-parallel-size out"
             )
 
@@ -150,7 +150,7 @@ def choose_kernels(chunks: Chunks, config: RunConfig, *, device: torch.device) -
         compile_pointwise()
     dtype = torch.bfloat16 if config.model.bf16 else torch.float32
     heads = Heads.of(chunks[0].config)
-    found = choose_attention(config.learner.flash_attention, heads, device=device, dtype=dtype)
+    attention = choose_attention(config.learner.flash_attention, heads, device=device, dtype=dtype)
     if config.learner.fp32_lm_head and not can_project(chunks):
         raise ConfigError(
             "fp32_lm_head = true, but the logits of this model are not just a product with its output weights; leave "
@@ -159,7 +159,7 @@ def choose_kernels(chunks: Chunks, config: RunConfig, *, device: torch.device) -
     is_fused = any(name.endswith("layer_norm_weight") for chunk in chunks for name, _ in chunk.named_parameters())
     return {
         "layers": "transformer_engine" if is_fused else "local",
-        "attention": f"{found}",
+        "attention": f"{attention}",
         "rotary embedding and SwiGLU": "compiled" if compiles else "not compiled",
         "logits": "float32" if config.learner.fp32_lm_head else f"{dtype}".removeprefix("torch."),
     }
@@ -173,7 +173,7 @@ class TrainedModel:
         spec: the model spec that built them.
         settings: of the rank.
         optimizer: Adam's settings and the schedule's.
-        stores: returns whether a checkpoint holds the weight with this name; None: it holds all.
+        stores: returns whether a checkpoint holds the weight with this name; None if it holds all.
 
     Attributes:
         chunks: as the spec built them.
@@ -211,7 +211,7 @@ class TrainedModel:
         self._spec.load_weights(self.chunks, folder)
 
     def begin_rollout(self) -> None:
-        """Reset the optimizer's state before the first step of a rollout, if the settings say so."""
+        """Reset the optimizer's state before the first step of a rollout, if ``reset_optimizer_states`` is on."""
         from slime_core.learner.optimizer import reset_optimizer_states
 
         if self._resets_optimizer:
@@ -309,7 +309,7 @@ def compute_log_probs(
     """Compute the log-probabilities of the response tokens of every micro-batch, without gradient.
 
     Arguments:
-        chunk_size: response tokens whose probabilities are in memory at a time; None: all of a micro-batch.
+        chunk_size: response tokens whose probabilities are in memory at a time; None for all of a micro-batch.
         fp32_logits: multiply by the output weights in float32, a chunk at a time; see :func:`can_project`.
 
     Returns:
@@ -332,7 +332,7 @@ def forward_only(
     """Apply ``take`` to the model's output for each micro-batch, without gradient.
 
     Arguments:
-        projects: ``take`` gets a :class:`Projection` in place of logits.
+        projects: ``take`` gets a :class:`Projection` instead of logits.
 
     Returns:
         One result per micro-batch on the last pipeline stage; an empty list on other stages.
@@ -389,7 +389,7 @@ def forward_backward(
 
     Arguments:
         all_rows: ``compute_loss`` gets the model's output for every token, not only for those in ``rows_U``.
-        projects: it gets a :class:`Projection` in place of logits.
+        projects: it gets a :class:`Projection` instead of logits.
 
     Raises:
         RunError: no loss of any rank needs a gradient.
@@ -411,7 +411,7 @@ def forward_backward(
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The factors of logits: what the output layer would multiply.
+    """The factors of logits, which the output layer would multiply.
 
     Arguments:
         hidden_1TH: of every token of the row; its gradient is summed over tensor-parallel ranks.
@@ -450,7 +450,7 @@ def response_log_probs(
         chunk_size=chunk_size,
         group=parallel_state.get_tensor_model_parallel_group(),
         with_entropy=with_entropy,
-        kept=micro.kept,
+        kept_tokens=micro.kept_tokens,
     )
 
 
@@ -483,9 +483,9 @@ def _forward(
     all_rows: bool, last: Any, micro_batches: Iterator[PackedMicroBatch], chunk: Any
 ) -> tuple[torch.Tensor, Any]:
     micro = next(micro_batches)
-    with nullcontext(micro) if all_rows else _predicting_rows(chunk.module, micro) as seen:
+    with nullcontext(micro) if all_rows else _predicting_rows(chunk.module, micro) as selected:
         output = _output(chunk, micro)
-    return output, lambda logits_1TV, **options: last(seen, logits_1TV, **options)
+    return output, lambda logits_1TV, **options: last(selected, logits_1TV, **options)
 
 
 def _forward_projection(last: Any, micro_batches: Iterator[PackedMicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
@@ -557,8 +557,8 @@ def _predicting_rows(module: Any, micro: PackedMicroBatch) -> Iterator[PackedMic
     """Inside the block, let the output layer of ``module`` compute only the rows that predict a response token.
 
     Yields ``micro`` with ``rows_U`` as indices of these rows. It saves the logits of prompts, which are most of them.
-    Does nothing if another pipeline stage has the output layer, if every row or no row predicts a response token, and
-    with sequence parallelism, where a rank holds a part of the rows.
+    Does nothing if another pipeline stage has the output layer, if every row or no row predicts a response token, or
+    if sequence parallelism gives a rank only a part of the rows.
     """
     layer = getattr(getattr(module, "module", module), "output_layer", None)
     rows_R, of_U = torch.unique(micro.rows_U, return_inverse=True)
@@ -645,11 +645,11 @@ class RoutingReplay:
                 "is loaded must have been saved with it. Or leave it out"
             )
         (_, layers, experts), largest = routes_TLK.shape, int(routes_TLK.max(initial=-1))
-        wanted = (config.num_layers, config.moe_router_topk)
-        if (layers, experts) != wanted or largest >= config.num_moe_experts:
+        expected = (config.num_layers, config.moe_router_topk)
+        if (layers, experts) != expected or largest >= config.num_moe_experts:
             raise RunError(
                 f"the engine returned routes of {layers} layers with {experts} experts a token, the largest of them "
-                f"number {largest}; the learner's model has {wanted[0]} layers with {wanted[1]} experts a token of "
+                f"number {largest}; the learner's model has {expected[0]} layers with {expected[1]} experts a token of "
                 f"{config.num_moe_experts}. Engine and learner must run the same model"
             )
 
@@ -737,8 +737,8 @@ def _require_input_gradients(chunk: Any) -> None:
     """Make the embedding's output need a gradient if later weights would otherwise get none.
 
     Megatron's checkpointed layers have gradients only if their input needs one (tensor_parallel/random.py:496). Ranks
-    that share experts exchange gradients in every layer, also in one where the experts of a single rank train. Later
-    pipeline stages receive inputs that need a gradient.
+    that share experts exchange gradients in every layer, even if the experts of only one rank train. Later pipeline
+    stages receive inputs that need a gradient.
     """
     embedding, config = getattr(chunk, "embedding", None), chunk.config
     shares_experts = config.expert_model_parallel_size > 1
@@ -755,9 +755,9 @@ def _need_gradient(embedding: torch.nn.Module, arguments: Any, hidden_T1H: torch
 def _over_ranks(names: list[str]) -> set[str]:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return set(names)
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, names)
-    return {name for of_rank in found for name in of_rank}
+    names_of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(names_of_ranks, names)
+    return set().union(*names_of_ranks)
 
 
 def _finds(expressions: Sequence[str], name: str) -> bool:

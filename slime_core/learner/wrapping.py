@@ -82,7 +82,7 @@ def _merged(returned: Sequence[object], plugins: str) -> WrappedModel:
     merged = WrappedModel()
     for model in returned:
         if not isinstance(model, WrappedModel):
-            raise PluginError(f"{HOOK} of {plugins} returned {model!r:.80}; return a WrappedModel, or None.")
+            raise PluginError(f"{HOOK} of {plugins} returned {model!r:.80}; accepted: None or a WrappedModel.")
         if twice := sorted(merged.replaced & model.replaced):
             raise PluginError(
                 f"{HOOK}: two of the plugins {plugins} replace {', '.join(twice)} of the model, and it can have one. "

@@ -64,7 +64,7 @@ def prepare_megatron() -> None:
 def unsupported(config: Mapping[str, JsonValue], *, rope_types: Sequence[str] = ("default",)) -> Iterator[str]:
     """Yield a text for each field that :class:`~slime_core.modeling.MBridgeSpec` does not support.
 
-    Texts have the form ``asks for ...; only ... is built``.
+    Texts have the form ``needs ...; only ... is built``.
 
     Arguments:
         config: the object of a Hugging Face ``config.json``, in the format of transformers 4 or 5; missing fields have
@@ -75,21 +75,21 @@ def unsupported(config: Mapping[str, JsonValue], *, rope_types: Sequence[str] = 
     if kind not in rope_types:
         built = " and ".join(map(repr, rope_types))
         are = "is" if len(rope_types) == 1 else "are"
-        yield f"asks for rotary positions of type {kind!r}; only {built} {are} built"
+        yield f"needs rotary positions of type {kind!r}; only {built} {are} built"
     if config.get("quantization_config"):
         yield "holds quantised weights (quantization_config); only unquantised weights are loaded"
     if _has_windows(config):
-        yield "asks for sliding-window attention; only full attention is built"
+        yield "needs sliding-window attention; only full attention is built"
     activation = config.get("hidden_act") or "silu"
     if activation != "silu":
-        yield f"asks for activation {activation!r}; only 'silu' is built"
+        yield f"needs activation {activation!r}; only 'silu' is built"
 
 
 def _rope_type(config: Mapping[str, Any]) -> Any:
     """Return the type of rotary positions: in ``rope_parameters`` since transformers 5, in ``rope_scaling`` before."""
     parameters = config.get("rope_parameters") or config.get("rope_scaling")
-    found = parameters if isinstance(parameters, Mapping) else {}
-    return found.get("rope_type") or found.get("type") or "default"
+    rope = parameters if isinstance(parameters, Mapping) else {}
+    return rope.get("rope_type") or rope.get("type") or "default"
 
 
 def _has_windows(config: Mapping[str, Any]) -> bool:

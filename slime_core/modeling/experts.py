@@ -6,8 +6,8 @@
 Megatron's plain dispatcher makes the host wait for the device several times a layer: it selects rows by a mask, whose
 number the host has to read, and cuts what it receives into one piece per expert and rank. It sums what experts return,
 and the gradients of tokens, with atomics in bfloat16. Here all of that happens on the device, in a fixed order
-(:class:`slime_core.modeling.mlp.Order`). If ranks share experts, one wait a layer remains: the host has to know how
-many rows it exchanges with every other rank.
+(:class:`slime_core.modeling.mlp.Order`). If ranks share experts, one wait a layer remains: the host reads the number
+of rows that it exchanges with every other rank.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ ALIGNMENT_BYTES = 16
 class GroupedExperts(SequentialMLP):  # type: ignore[misc]
     """Megatron's experts of one rank, computed together; replaces SequentialMLP in the layer spec.
 
-    Each expert has its own parameters, ``local_experts.N.linear_fc1.weight`` and ``.linear_fc2.weight``.
+    Each expert has separate parameters, ``local_experts.N.linear_fc1.weight`` and ``.linear_fc2.weight``.
     """
 
     def named_modules(
@@ -177,8 +177,10 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
         first = [expert.linear_fc1.weight for expert in self.local_experts]
         second = [expert.linear_fc2.weight for expert in self.local_experts]
         if not (self._is_plain and _are_aligned(first[0], second[0])):
-            found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(tokens, tokens_per_expert, permuted_probs)
-            return found
+            output: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
+                tokens, tokens_per_expert, permuted_probs
+            )
+            return output
         ends = tokens_per_expert.cumsum(0).to(tokens.device, torch.int32)
         inner = swiglu(grouped_linear(tokens, ends, first), permuted_probs.unsqueeze(-1))
         return grouped_linear(inner, ends, second), None

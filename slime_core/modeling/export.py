@@ -37,7 +37,7 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A tensor that one pipeline rank holds a share of, as the other ranks need to know it.
+    """Description, for all ranks, of a tensor of which one pipeline rank holds a share.
 
     Arguments:
         stage: the pipeline rank.
@@ -46,7 +46,7 @@ class Share:
         whole_name: the name in the whole model, except that an expert's number is that among the experts of its rank.
         shape, dtype: of the share.
         is_split: whether tensor-parallel ranks hold different parts.
-        dim: the dimension that is split; None: unknown.
+        dim: the dimension that is split, if it is known.
     """
 
     stage: int
@@ -78,7 +78,7 @@ class WeightGatherer:
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
         self._ranks = bridge.mpu
-        self._here: list[Share] = []
+        self._local: list[Share] = []
         self._everywhere: list[Share] = []
 
     def gather(self, views: Sequence[View]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -87,10 +87,10 @@ class WeightGatherer:
         Ranks exchange Python objects only if there are several pipeline ranks, and only until the shapes are known.
         """
         tensors = [dict(_tensors(view)) for view in views]
-        here = [share for number, view in enumerate(views) for share in self._shares(number, view, tensors[number])]
-        if here != self._here:
-            self._everywhere = self._of_all_stages(here)
-            self._here = here
+        local = [share for number, view in enumerate(views) for share in self._shares(number, view, tensors[number])]
+        if local != self._local:
+            self._everywhere = self._of_all_stages(local)
+            self._local = local
         for shares in self._grouped(self._everywhere):
             of_stage = [
                 tensors[share.chunk][share.name] if share.stage == self._ranks.pp_rank else None for share in shares
@@ -114,11 +114,11 @@ class WeightGatherer:
                 dim=getattr(tensor, "partition_dim", None),
             )
 
-    def _of_all_stages(self, here: list[Share]) -> list[Share]:
+    def _of_all_stages(self, local: list[Share]) -> list[Share]:
         if self._ranks.pp_size == 1:
-            return here
+            return local
         of_stages: list[Any] = [None] * self._ranks.pp_size
-        dist.all_gather_object(of_stages, here, group=self._ranks.pp_group)
+        dist.all_gather_object(of_stages, local, group=self._ranks.pp_group)
         return [share for of_stage in of_stages for share in of_stage]
 
     def _grouped(self, shares: Sequence[Share]) -> Iterator[list[Share]]:
@@ -129,8 +129,8 @@ class WeightGatherer:
             name = expert[1] if expert else share.whole_name
             stacks.setdefault((share.stage, share.chunk, name, share.shape, share.dtype), []).append(share)
         for stack in stacks.values():
-            whole = stack[0].nbytes * self._ranks.ep_size * self._ranks.etp_size
-            number = max(1, GATHERED_BYTES // max(1, whole))
+            nbytes = stack[0].nbytes * self._ranks.ep_size * self._ranks.etp_size
+            number = max(1, GATHERED_BYTES // max(1, nbytes))
             for start in range(0, len(stack), number):
                 yield stack[start : start + number]
 

@@ -86,14 +86,14 @@ def choose_attention(
 
 
 def _problem_of_fa4(heads: Heads, device: torch.device) -> str:
-    """Activate FlashAttention 4 on all ranks, or on none; return why not, empty: it is active."""
+    """Activate FlashAttention 4 on all ranks, or on none; return the reason if it cannot be used, else ""."""
     problem = ""
     try:
         with boundary("FlashAttention 4", "a test call", error=RunError):
             expected = _attend_test_row(heads, device)
             attention.activate_flash_attention_impl("FA4")
-            found = _attend_test_row(heads, device)
-        difference = max(map(_difference, found, expected))
+            results = _attend_test_row(heads, device)
+        difference = max(map(_difference, results, expected))
         if not difference < LARGEST_DIFFERENCE:
             problem = f"FlashAttention 4 differs from FlashAttention 2 by {difference:.0%} on a test row"
     except RunError as error:
@@ -132,8 +132,8 @@ def _attend_test_row(heads: Heads, device: torch.device) -> list[torch.Tensor]:
         return [output.detach(), *torch.autograd.grad(output, inputs, slope)]
 
 
-def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
+def _difference(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((result.float() - expected.float()).norm() / expected.float().norm())
 
 
 def compile_pointwise(backend: str = "inductor") -> None:

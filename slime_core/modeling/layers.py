@@ -85,7 +85,7 @@ class Routed(Protocol):
 
     Attributes:
         routes: layer -> int16 [t, k], the experts that this layer used for each token.
-        given_routes_TLK: int8 or int16 [t, layers, k], the engine's choices, -1 where unknown; None: all unknown.
+        given_routes_TLK: int8 or int16 [t, layers, k], the engine's choices, -1 if unknown; None if all are unknown.
     """
 
     routes: dict[int, torch.Tensor]
@@ -96,7 +96,7 @@ class KeepingRouter(TopKRouter):  # type: ignore[misc]
     """Megatron's router, with a choice of experts that can be replayed; replaces it in the layer spec.
 
     Attributes:
-        choice: replaces Megatron's own RouterReplay (moe/router_replay.py), which keeps one list for all models of a
+        choice: replaces Megatron's RouterReplay (moe/router_replay.py), which keeps one list for all models of a
             process.
     """
 
@@ -114,7 +114,7 @@ class KeepingRouter(TopKRouter):  # type: ignore[misc]
 
 
 class _Choice:
-    """The choice of experts of one router; ``topk_routing_with_score_function`` calls it instead of its own top-k."""
+    """The choice of experts of one router; ``topk_routing_with_score_function`` calls it instead of top-k."""
 
     def __init__(self) -> None:
         self._layer = 0
@@ -148,20 +148,20 @@ class _Choice:
         micro = self._micro_batches[self._calls[has_gradient]]
         self._calls[has_gradient] += 1
         if self._layer not in micro.routes:
-            _, own = default_compute_topk(scores.detach(), topk, num_groups, group_topk)
+            _, routes = default_compute_topk(scores.detach(), topk, num_groups, group_topk)
             if micro.given_routes_TLK is not None:
-                own = _completed(micro.given_routes_TLK[:, self._layer - 1], own)
-            micro.routes[self._layer] = own.to(torch.int16)
+                routes = _completed(micro.given_routes_TLK[:, self._layer - 1], routes)
+            micro.routes[self._layer] = routes.to(torch.int16)
         chosen = micro.routes[self._layer].long()
         return scores.gather(1, chosen), chosen
 
 
-def _completed(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Return ``given`` for the tokens of this router, completed with ``own`` where it is unknown."""
-    if given.size(0) != own.size(0):  # with sequence parallelism each rank routes a part of the tokens
-        parts = given.tensor_split(parallel_state.get_tensor_model_parallel_world_size())
-        given = parts[parallel_state.get_tensor_model_parallel_rank()]
-    return torch.where(given < 0, own, given.long())
+def _completed(engine_routes: torch.Tensor, routes: torch.Tensor) -> torch.Tensor:
+    """Return ``engine_routes`` of this router's tokens; ``routes`` if they are unknown."""
+    if engine_routes.size(0) != routes.size(0):  # with sequence parallelism each rank routes a part of the tokens
+        parts = engine_routes.tensor_split(parallel_state.get_tensor_model_parallel_world_size())
+        engine_routes = parts[parallel_state.get_tensor_model_parallel_rank()]
+    return torch.where(engine_routes < 0, routes, engine_routes.long())
 
 
 @dataclass
@@ -274,14 +274,14 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         if packed_seq_params is not None and rotary_pos_emb is not None:
             positions_T, packed_seq_params = by_position(packed_seq_params, hidden_states, self.config)
             rotary_pos_emb = rotary_pos_emb.index_select(0, positions_T)
-        found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
+        output: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
             hidden_states,
             attention_mask,
             rotary_pos_emb=rotary_pos_emb,
             packed_seq_params=packed_seq_params,
             **options,
         )
-        return found
+        return output
 
 
 def by_position(

@@ -53,13 +53,13 @@ class ParallelLayout:
     def __post_init__(self) -> None:
         if self.expert_tensor == 0:
             object.__setattr__(self, "expert_tensor", self.tensor)
-        wrong = {name: size for name, size in asdict(self).items() if name != "sequence" and size < 1}
-        if wrong:
-            raise ConfigError(f"parallel sizes must be at least 1, not {wrong}")
+        too_small = {name: size for name, size in asdict(self).items() if name != "sequence" and size < 1}
+        if too_small:
+            raise ConfigError(f"parallel sizes must be at least 1, not {too_small}")
         if self.expert == 1 and self.expert_tensor != self.tensor:
             raise ConfigError(
-                f"expert tensor size {self.expert_tensor} with tensor size {self.tensor} and expert size 1; a size of "
-                "its own needs experts that ranks share: an expert size of at least 2"
+                f"expert tensor size {self.expert_tensor} with tensor size {self.tensor} and expert size 1; "
+                "a different size needs experts that ranks share: an expert size of at least 2"
             )
 
     @property
@@ -111,10 +111,10 @@ class ParallelLayout:
         "pipeline": 1}``.
         """
         sizes = {"tensor": self.tensor, "context": self.context, "data": self.data_size(world_size)}
-        found = {}
+        indices = {}
         for axis, size in sizes.items():
-            rank, found[axis] = divmod(rank, size)
-        return {**found, "pipeline": rank}
+            rank, indices[axis] = divmod(rank, size)
+        return {**indices, "pipeline": rank}
 
     def data_size(self, world_size: int) -> int:
         """Return the number of data-parallel replicas on ``world_size`` ranks.
@@ -122,8 +122,8 @@ class ParallelLayout:
         Raises:
             ConfigError: the ranks are not a multiple of a copy of the model, or the experts do not divide the replicas.
         """
-        data, rest = divmod(world_size, self.model_size)
-        if rest or data == 0:
+        data, remainder = divmod(world_size, self.model_size)
+        if remainder or data == 0:
             raise ConfigError(
                 f"tensor {self.tensor} x pipeline {self.pipeline} x context {self.context} on "
                 f"{world_size} ranks; the number of ranks must be a multiple of {self.model_size}"

@@ -1,4 +1,4 @@
-"""Parts of MLPs, in torch alone: the activation of a gated MLP, and what moves and multiplies the tokens of a mixture.
+"""Parts of MLPs, in torch alone: the activation of a gated MLP; sorting and multiplying the tokens of a mixture.
 
 :func:`swiglu` is ``silu(gate) * up``, which stores only its input for the backward pass. In Megatron's plain code
 (transformer/mlp.py:251) torch stores three more tensors of the inner size. Megatron's fused kernel stores as little as
@@ -44,7 +44,7 @@ def is_swiglu(config: TransformerConfig) -> bool:
 def swiglu(both: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
     """Return ``silu(gate) * up``, times ``scale``, in the dtype of ``both``: [..., inner].
 
-    Megatron's MLPs call it where they expect TransformerEngine's activation.
+    Megatron's MLPs call it instead of TransformerEngine's activation.
 
     Arguments:
         both: gate and up concatenated, [..., 2 * inner].
@@ -253,14 +253,14 @@ def _grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> to
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, ends: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        whole = stacked(weights)
-        ctx.num_weights, ctx.is_view = len(weights), whole is not None
-        if whole is None:  # the copy is not kept for the backward pass
+        matrices = stacked(weights)
+        ctx.num_weights, ctx.is_view = len(weights), matrices is not None
+        if matrices is None:  # the copy is not kept for the backward pass
             ctx.save_for_backward(tokens, ends, *weights)
-            whole = torch.stack(weights)
+            matrices = torch.stack(weights)
         else:
-            ctx.save_for_backward(tokens, ends, whole)
-        return _grouped_product(tokens, whole.transpose(1, 2), ends)
+            ctx.save_for_backward(tokens, ends, matrices)
+        return _grouped_product(tokens, matrices.transpose(1, 2), ends)
 
     @staticmethod
     @once_differentiable

@@ -4,7 +4,7 @@
     Sequences    numbers of queries and keys of each sequence, and which tokens the keys are
     Spans        the same for kernels that support sequences of unequal length
     Packing      the same as right-padded batches
-    Gather       copies tokens to where a kernel reads them
+    Gather       copies tokens to the places that a kernel reads
     zigzag       the tokens of a row on one context-parallel rank
     attend_spans   CUDA, bfloat16 or float16: FlashAttention over sequences of unequal length, directly on the row
     attend_padded  a CPU, and float32 on CUDA: batches of right-padded sequences
@@ -55,7 +55,7 @@ class Positions:
     """Position of each of the t tokens of a row in its sequence, for rotary embeddings.
 
     Arguments:
-        positions_T: int64 [t], counted from the start of the first sequence that the token's own one continues, if any.
+        positions_T: int64 [t], counted from the start of the path of its sequence.
         whole: int32 [2] on the host, ``[0, t]``: the row as one sequence. Megatron reads it as numbers, three times
             for queries and keys each in every layer, which would wait for a device.
     """
@@ -79,7 +79,7 @@ class Gather:
     """Copies of some of t tokens. The gradient gathers and adds in a fixed order: no atomics.
 
     Arguments:
-        rows_S: int64 [s], the token of each copy; None: the tokens themselves, in their order.
+        rows_S: int64 [s], the token of each copy; None for all tokens in their order.
         sources: tokens (int64 [p]) and the copies (int64 [p, c]) whose gradients each of them gets, one pair for each
             count c; without padding.
     """
@@ -127,8 +127,8 @@ class _Gather(torch.autograd.Function):
             return gradient_S.index_select(0, sources[1].squeeze(1)), None, *unused
         gradient_T = gradient_S.new_empty(ctx.num_tokens, *gradient_S.shape[1:])
         for tokens, slots in zip(sources[::2], sources[1::2], strict=True):
-            taken = gradient_S.index_select(0, slots.flatten()).unflatten(0, slots.shape)
-            gradient_T[tokens] = taken.sum(dim=1)
+            of_copies = gradient_S.index_select(0, slots.flatten()).unflatten(0, slots.shape)
+            gradient_T[tokens] = of_copies.sum(dim=1)
         return gradient_T, None, *unused
 
 
@@ -270,7 +270,7 @@ class Sequences:
             rows_K, num_keys = torch.arange(num_tokens), num_tokens
             if exchanges:
                 num_keys = num_tokens * size
-                gathered = np.concatenate([zigzag(num_keys, rank=one, size=size) for one in range(size)])
+                gathered = np.concatenate([zigzag(num_keys, rank=other, size=size) for other in range(size)])
                 rows_K = torch.from_numpy(gathered.argsort())[torch.cat(places)]
             return cls(torch.cat(queries), torch.cat(keys), rows_K, num_keys, cu_seqlens.device, exchanges)
 
@@ -317,17 +317,17 @@ class Sequences:
         )
 
 
-_KNOWN = WeakTensorKeyDictionary()
-"""By ``cu_seqlens``: what was computed for the row, by its class and the number of tokens."""
+_CACHE = WeakTensorKeyDictionary()
+"""``cu_seqlens`` -> class and number of tokens -> indices of the row."""
 
-Known = TypeVar("Known")
+Indices = TypeVar("Indices")
 
 
-def _cached(cls: type[Known], cu_seqlens: torch.Tensor, num_tokens: int, compute: Callable[[], Known]) -> Known:
-    known: dict[tuple[type, int], Known] = _KNOWN.setdefault(cu_seqlens, {})
-    if (cls, num_tokens) not in known:
-        known[cls, num_tokens] = compute()
-    return known[cls, num_tokens]
+def _cached(cls: type[Indices], cu_seqlens: torch.Tensor, num_tokens: int, compute: Callable[[], Indices]) -> Indices:
+    of_row: dict[tuple[type, int], Indices] = _CACHE.setdefault(cu_seqlens, {})
+    if (cls, num_tokens) not in of_row:
+        of_row[cls, num_tokens] = compute()
+    return of_row[cls, num_tokens]
 
 
 def _ends(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:

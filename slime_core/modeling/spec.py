@@ -6,8 +6,8 @@ A family that mbridge knows takes three lines::
         pass
 
 and declares its Hugging Face architecture in the traits of its component. If mbridge does not know the family, or maps
-it wrongly, the family returns its own bridge from :meth:`MBridgeSpec.bridge`. Any other class with the same three
-methods is accepted, too.
+it wrongly, the family returns another bridge from :meth:`MBridgeSpec.bridge`. Any other class with the same
+three methods is accepted.
 
 mbridge 0.15.1 was written for transformers 4 and for layers of TransformerEngine. Its config is a copy of transformers'
 config (:func:`transformers_config`) in the old format (:func:`classic_config`), its weights have the names of
@@ -71,11 +71,11 @@ def transformers_config(config: Mapping[str, JsonValue], run: RunView) -> Pretra
 
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in CONFIG_MAPPING:
-        found: PretrainedConfig = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(config)))
-        return found
+        installed: PretrainedConfig = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(config)))
+        return installed
     if run.model_folder is None or run.settings.get("trust_remote_code") is not True:
         raise ConfigError(
-            f"config.json has model_type {kind!r}, which the installed transformers does not know; where the "
+            f"config.json has model_type {kind!r}, which the installed transformers does not know; if the "
             "checkpoint brings Python code for it, add --trust-remote-code"
         )
     code: PretrainedConfig = AutoConfig.from_pretrained(run.model_folder, trust_remote_code=True)
@@ -93,7 +93,7 @@ def classic_config(hf_config: PretrainedConfig) -> PretrainedConfig:
 
 @cache
 def local_bridge(registered: Any) -> type[Bridge]:
-    """Subclass the bridge ``registered`` so that it builds local layers and keeps its own table of names."""
+    """Subclass the bridge ``registered`` so that it builds local layers and has a separate table of names."""
 
     class LocalBridge(registered):  # type: ignore[misc]
         has_vp_stage = True
@@ -128,7 +128,7 @@ class NamedForMBridge:
         self._names = {name: _engine_name(name, state) for name in state}
         self._state = {self._names[name]: tensor for name, tensor in state.items()}
         self._parameters = [(self._names[name], parameter) for name, parameter in chunk.named_parameters()]
-        # Tensors of a state dict lack Megatron's attributes, which say how a parameter is split.
+        # Tensors of a state dict lack Megatron's attributes, such as the dimension that is split.
         self.tensors: Mapping[str, torch.Tensor] = self._state | dict(self._parameters)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -161,9 +161,9 @@ class MappedWeight:
         """
         bridge: Any = self._bridge
         held = read(list(self.names))
-        whole = bridge._weight_to_mcore_format(self._name, [held[name] for name in self.names])
+        full = bridge._weight_to_mcore_format(self._name, [held[name] for name in self.names])
         size, rank = self._split
-        shares = bridge._weight_split_across_tp(self._name, whole, self.tensor, size)
+        shares = bridge._weight_split_across_tp(self._name, full, self.tensor, size)
         with torch.no_grad():
             self.tensor.copy_(shares[rank])
 
@@ -180,9 +180,9 @@ class MappedWeight:
             share = bridge._weight_merge_across_tp(self._whole_name, [share] * size, self.tensor)
         return {name: tuple(weight.shape) for name, weight in self._named(share).items()}
 
-    def _named(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _named(self, full: torch.Tensor) -> dict[str, torch.Tensor]:
         bridge: Any = self._bridge
-        return dict(zip(*bridge._weight_to_hf_format(self._whole_name, whole), strict=True))
+        return dict(zip(*bridge._weight_to_hf_format(self._whole_name, full), strict=True))
 
     @property
     def _split(self) -> tuple[int, int]:
@@ -253,9 +253,9 @@ FOLLOWED = frozenset(
         *("disable_bf16_reduced_precision_matmul",),
     ]
 )
-"""Fields of Megatron's TransformerConfig that a model spec may set: a model's architecture as the local layers compute
-it and engines read it from ``config.json``, and what changes no result. Others are ignored by these layers (a kernel of
-TransformerEngine), or change what the learner computes and not what the engine does (``softmax_type``)."""
+"""Fields of Megatron's TransformerConfig that a model spec may set: the architecture, read by local layers and engines
+from ``config.json``, and fields that change no result. Of the others, these layers ignore some (kernels of
+TransformerEngine), and engines do not follow some (``softmax_type``)."""
 
 
 class MBridgeSpec:
@@ -268,9 +268,9 @@ class MBridgeSpec:
         run: names the checkpoint's own Python code, for a ``model_type`` that transformers does not know.
 
     Attributes:
-        layers: creates the layer spec from ``(config, vp_stage=)``; None: :func:`local_layers`, or those of
-            TransformerEngine, as ``transformer_impl`` says. Set before building.
-        provider: creates a chunk from ``(config, pre_process=, post_process=, vp_stage=)``; None: a GPTModel of
+        layers: creates the layer spec from ``(config, vp_stage=)``; None for :func:`local_layers`, or those of
+            TransformerEngine, by ``transformer_impl``. Set before building.
+        provider: creates a chunk from ``(config, pre_process=, post_process=, vp_stage=)``; None for a GPTModel of
             ``layers``.
         follows: names of further fields of Megatron's TransformerConfig that the family sets, because its layers and
             its engine compute them; see :data:`FOLLOWED`.
@@ -303,11 +303,10 @@ class MBridgeSpec:
         if model_type not in _MODEL_REGISTRY:
             raise ConfigError(
                 f"mbridge has no weight mapping for model type {model_type!r}, only for "
-                f"{', '.join(sorted(_MODEL_REGISTRY))}; another family needs a plugin whose model spec brings its own "
-                "mapping"
+                f"{', '.join(sorted(_MODEL_REGISTRY))}; another family needs a plugin with a model spec that maps it"
             )
-        found: type[Bridge] = _MODEL_REGISTRY[model_type]
-        return found
+        bridge: type[Bridge] = _MODEL_REGISTRY[model_type]
+        return bridge
 
     def build(
         self,
@@ -390,11 +389,11 @@ class MBridgeSpec:
         Raises:
             RunError: build() was not called.
         """
-        seen = set()
+        exported = set()
         with torch.no_grad():
             for name, weight in self._gathered(chunks):
-                if name not in seen:
-                    seen.add(name)
+                if name not in exported:
+                    exported.add(name)
                     yield name, weight.detach()
 
     def _gathered(self, chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -426,7 +425,7 @@ class MBridgeSpec:
             return self.layers or local_layers
         obstacle = ""
         if self.layers is not None or self.provider is not None:
-            obstacle = "the model spec has its own layers"
+            obstacle = "the model spec brings other layers"
         elif not has_transformer_engine():
             obstacle = "Megatron cannot import TransformerEngine"
         elif settings.get("only_train_params_name_list") or settings.get("freeze_params_name_list"):
@@ -445,17 +444,18 @@ class MBridgeSpec:
         free = FOLLOWED | self.follows
         if unknown := sorted(fields.keys() - expected.keys() - self.follows):
             raise ConfigError(f"{spec} sets {', '.join(unknown)}, which the model's TransformerConfig does not have")
-        wrong = [
+        unfollowed = [
             f"{name} = {value!r} instead of {expected[name]!r}"
             for name, value in fields.items()
             if name not in free and value != expected[name]
         ]
         if "sinkhorn" in (balancing := fields.get("moe_router_load_balancing_type") or ()):
-            wrong.append(f"moe_router_load_balancing_type = {balancing!r} instead of 'none'")
-        if wrong:
+            unfollowed.append(f"moe_router_load_balancing_type = {balancing!r} instead of 'none'")
+        if unfollowed:
             raise ConfigError(
-                f"{spec} sets {', '.join(wrong)}: its layers ignore that, or engines compute it otherwise. Leave it "
-                "out; if layers and engine of the family do follow it, add the field to the spec's attribute follows"
+                f"{spec} sets {', '.join(unfollowed)}: its layers ignore that, or engines compute it otherwise. "
+                "Leave it out; if layers and engine of the family do follow it, add the field to the spec's attribute "
+                "follows"
             )
 
     def _built(self) -> Any:
@@ -496,8 +496,8 @@ def spec_of_checkpoint(
     hooks.call("slime_model_spec", spec=spec)
     if not isinstance(spec, MBridgeSpec):
         raise ConfigError(
-            f"model spec {name!r} of {plugin} does not say which Hugging Face weights a "
-            "parameter is made of, so its checkpoints cannot be converted; accepted: a subclass of "
+            f"model spec {name!r} of {plugin} does not map parameters to Hugging Face "
+            "weights, so its checkpoints cannot be converted; accepted: a subclass of "
             "slime_core.modeling.MBridgeSpec"
         )
     return spec
@@ -538,9 +538,9 @@ def _expected_fields(of: type[Any], dtype: torch.dtype, parallel: ParallelLayout
     Arguments:
         of: Megatron's class, or a subclass; the fields that a subclass adds are not returned.
     """
-    own = next(one for one in of.__mro__ if one.__module__.startswith("megatron."))
-    plain = own(num_layers=1, hidden_size=1, num_attention_heads=1, **PLAIN_LAYERS)
-    return {one.name: getattr(plain, one.name) for one in fields(own)} | {
+    base = next(base for base in of.__mro__ if base.__module__.startswith("megatron."))
+    plain = base(num_layers=1, hidden_size=1, num_attention_heads=1, **PLAIN_LAYERS)
+    return {field.name: getattr(plain, field.name) for field in fields(base)} | {
         "normalization": "RMSNorm",
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
@@ -575,14 +575,14 @@ def _refuse_mismatch(bridge: Any, mapped: Iterable[MappedWeight], *, held: set[s
 
     of_all: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_all, {name for weight in mapped for name in weight.names})
-    wanted = set().union(*of_all)
+    expected = set().union(*of_all)
     if bridge.hf_config.tie_word_embeddings:
         held.discard("lm_head.weight")  # some checkpoints store the tied weight twice
     held = {name for name in held if not _is_left_out(name, bridge.hf_config)}
-    if held != wanted:
+    if held != expected:
         raise CheckpointError(
-            f"{folder} does not fit the {bridge.hf_config.model_type} model: it lacks {sorted(wanted - held)[:5]}, "
-            f"and the model has no place for {sorted(held - wanted)[:5]}; check config.json against the weights"
+            f"{folder} does not fit the {bridge.hf_config.model_type} model: it lacks {sorted(expected - held)[:5]}, "
+            f"and the model has no place for {sorted(held - expected)[:5]}; check config.json against the weights"
         )
 
 
@@ -602,7 +602,7 @@ def _mapped(bridge: Any, view: NamedForMBridge) -> Iterator[MappedWeight]:
             yield MappedWeight(tensor, names, bridge, local, name)
         except NotImplementedError as error:
             raise CheckpointError(
-                f"the model has a parameter {name}, which stands for no weight of a {bridge.hf_config.model_type} "
+                f"the model has a parameter {name}, which maps to no weight of a {bridge.hf_config.model_type} "
                 "model; a model or a layer spec of one's own keeps the parameter names of Megatron's GPTModel"
             ) from error
 
@@ -617,8 +617,8 @@ def local_layers(
 
     Arguments:
         config: Megatron's TransformerConfig.
-        vp_stage: chunk of an interleaved pipeline; None: not interleaved.
-        self_attention: class of the self-attention layers; None:
+        vp_stage: chunk of an interleaved pipeline; None if it is not interleaved.
+        self_attention: class of the self-attention layers; by default
             :class:`~slime_core.modeling.layers.PackedSelfAttention`.
 
     Raises:

@@ -1,7 +1,7 @@
 """Statistics of rewards over prompt groups, and every divisor of the loss, in numpy. The sampler calls both.
 
 A group is all samples with one group id, at any position and of any number. Its members are trajectories, called
-rollouts here, as in the field ``rollout_id`` of a sample: all samples of one generation. Where a trajectory fanned out
+rollouts here, as in the field ``rollout_id`` of a sample: all samples of one generation. If a trajectory fanned out
 into several samples, they share its weight of 1 equally, in the statistics of its group and in the loss.
 
 The divisors of the loss are one weight per sample and one factor per step (docs/architecture.md): the learner sums
@@ -22,13 +22,13 @@ __all__ = ["GroupStatistics", "loss_divisor", "loss_factor", "loss_weights"]
 class GroupStatistics:
     """Statistics of each sample's group, each float64 [B].
 
-    ``centred_B``, ``against_others_B`` and ``deviations_B`` are 0 in a group of one rollout, and exactly 0 where all
+    ``centred_B``, ``against_others_B`` and ``deviations_B`` are 0 in a group of one rollout, and exactly 0 if all
     rewards of a group are equal, because float64 holds sums of float32 exactly.
 
     Arguments:
         centred_B: reward minus the mean over the group's rollouts.
         against_others_B: reward minus the mean over the group's *other* rollouts.
-        deviations_B: unbiased standard deviation over the group's rollouts, as ``torch.std``. Where siblings' rewards
+        deviations_B: unbiased standard deviation over the group's rollouts, as ``torch.std``. If siblings' rewards
             differ, their spread within a rollout adds to it: the square root of the rollouts' mean squares, summed and
             divided by their number less 1. Rewards (1, 0) of one rollout and 0 of another give 0.61; those of the
             rollouts' means, 0.5 and 0, would give 0.35.
@@ -51,7 +51,7 @@ class GroupStatistics:
             rewards_B: float, finite.
             groups_B: any integers.
             rollouts_B: the rollout that a sample is part of, any integers; one number in two groups means two rollouts.
-                None: each sample is a rollout of its own.
+                None: each sample is one rollout.
         """
         rewards_B = np.asarray(rewards_B, np.float64)
         numbers_B = np.arange(len(rewards_B)) if rollouts_B is None else rollouts_B
@@ -73,8 +73,8 @@ def _rollouts(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return each sample's rollout, 0 .. R-1, [B]; each rollout's group, 0 .. P-1, and its number of samples, [R]."""
     pairs = np.stack([groups_B, numbers_B])
-    found, rollout_B, siblings_R = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
-    _, group_R = np.unique(found[0], return_inverse=True)
+    pairs_2R, rollout_B, siblings_R = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
+    _, group_R = np.unique(pairs_2R[0], return_inverse=True)
     return rollout_B.reshape(-1), group_R, siblings_R
 
 
@@ -90,7 +90,7 @@ def loss_weights(
 
     Per response (default): each rollout's mean over its trained tokens, then the mean over rollouts; siblings that
     share a rollout share one mean. Per token: the mean over all trained tokens (DAPO, 2503.14476, eq. 8).
-    Rollouts without a trained token count in neither divisor; their own weights are finite, and meet only masks of 0.
+    Rollouts without a trained token count in neither divisor; their weights are finite, and meet only masks of 0.
 
     Arguments:
         rollouts_B: int64 [B], the number of each sample's rollout, from 0; siblings share one.
@@ -124,7 +124,7 @@ def loss_factor(
 
     Arguments:
         token_divisor: turns the mean over all trained tokens into a mean over rollouts of their summed losses, each
-            divided by this constant instead of its own trained tokens (Dr. GRPO, 2503.20783, section 3.2). Siblings
+            divided by this constant instead of the trained tokens (Dr. GRPO, 2503.20783, section 3.2). Siblings
             of a rollout share one sum. None: the mean of :func:`loss_weights` stays.
         counts_masked: means over rollouts divide by the number of all rollouts. False: of those with a trained token.
     """

@@ -8,8 +8,8 @@ Of a row ``z = logits / temperature``: its largest entry ``m``, ``S = sum_v exp(
 
 (Cover and Thomas, Elements of Information Theory, eq. 2.1; the derivatives follow from the softmax Jacobian.) Both
 terms of ``H`` are at least 0, so nothing cancels, and ``m`` is never added to ``log S``, which large logits would round
-away. A logit of -inf adds 0 to ``H``, the limit of p log p. A rank that holds part of the vocabulary has its own ``m``,
-``S`` and ``E``; all ranks exchange them once, for all rows, and add them up in the same order.
+away. A logit of -inf adds 0 to ``H``, the limit of p log p. A rank that holds part of the vocabulary computes
+``m``, ``S`` and ``E`` of that part; all ranks exchange them once, for all rows, and add them up in the same order.
 
 Truncated sampling (top-p, top-k) samples a token from a set ``K`` of the vocabulary:
 
@@ -85,13 +85,13 @@ def log_probs_and_entropy(
     group: dist.ProcessGroup | None = None,
     with_entropy: bool = True,
     consume: bool = False,
-    kept: KeptTokens | None = None,
+    kept_tokens: KeptTokens | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return log p(token), and the entropy in nats of the token's distribution; float32 [u], differentiable once.
 
     Beyond the logits, and their gradient unless they are consumed, at most ``chunk_size`` rows of float32 are in memory
     at a time, forward and backward; but never less than two. Rows that predict nothing get a gradient of 0.
-    The sets of ``kept`` add a few numbers for each of their entries, of a block of tokens at a time.
+    The sets of ``kept_tokens`` add a few numbers for each of their entries, of a block of tokens at a time.
 
     Arguments:
         logits_TV: floating point [t, v], this rank's part of the vocabulary; parts are equally large, in the order of
@@ -99,21 +99,21 @@ def log_probs_and_entropy(
         rows_U: int64 [u], the row that predicts each token; several tokens may share one.
         targets_U: int64 [u], numbers in the whole vocabulary.
         temperature: divides the logits.
-        chunk_size: rows; None: all.
-        group: the ranks that share the vocabulary; None: this rank has all of it.
-        with_entropy: False: return None in place of the entropy, for less work.
+        chunk_size: rows; None for all.
+        group: the ranks that share the vocabulary; None if this rank has all of it.
+        with_entropy: False for less work: None is returned instead of the entropy.
         consume: the backward pass writes the gradient over the logits, so no other code may read them later: autograd
             raises an error if another operation saved them, and at a second pass through the same graph.
-        kept: the set of tokens that each token was sampled from, itself included: log p is over that set, the entropy
-            over the whole vocabulary. None: the whole vocabulary for both.
+        kept_tokens: the set of tokens that each token was sampled from, itself included: log p is over that set, the
+            entropy over the whole vocabulary. If None, both are over the whole vocabulary.
     """
     on_cpu = logits_TV.device.type == "cpu"
     cached = max(CACHED_NUMBERS // max(logits_TV.size(1), 1), 1) if on_cpu else None
-    how = _How(temperature, chunk_size, group, with_entropy, consume, kept, cached)
-    found: tuple[torch.Tensor, torch.Tensor | None] = _LogProbsAndEntropy.apply(  # type: ignore[no-untyped-call]
+    how = _How(temperature, chunk_size, group, with_entropy, consume, kept_tokens, cached)
+    results: tuple[torch.Tensor, torch.Tensor | None] = _LogProbsAndEntropy.apply(  # type: ignore[no-untyped-call]
         logits_TV, rows_U, targets_U, how
     )
-    return found
+    return results
 
 
 def projected_log_probs(
@@ -126,7 +126,7 @@ def projected_log_probs(
     chunk_size: int | None = None,
     group: dist.ProcessGroup | None = None,
     with_entropy: bool = True,
-    kept: KeptTokens | None = None,
+    kept_tokens: KeptTokens | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return :func:`log_probs_and_entropy` of the logits ``hidden weight^T``, which are products in float32.
 
@@ -136,15 +136,15 @@ def projected_log_probs(
     Arguments:
         hidden_TH: [t, h]; with a group, its gradient is that of this rank's part of the vocabulary.
         weight_VH: [v, h], this rank's part of the vocabulary, in the dtype of ``hidden_TH``.
-        rows_U, targets_U, temperature, chunk_size, group, with_entropy, kept: see :func:`log_probs_and_entropy`.
+        rows_U, targets_U, temperature, chunk_size, group, with_entropy, kept_tokens: see :func:`log_probs_and_entropy`.
     """
     # A chunk of logits, and as many rows while they are computed with.
     size = None if chunk_size is None else max(chunk_size // 2, 1)
-    how = _How(temperature, size, group, with_entropy, consume=True, kept=kept)
-    found: tuple[torch.Tensor, torch.Tensor | None] = _ProjectedLogProbs.apply(  # type: ignore[no-untyped-call]
+    how = _How(temperature, size, group, with_entropy, consume=True, kept_tokens=kept_tokens)
+    results: tuple[torch.Tensor, torch.Tensor | None] = _ProjectedLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden_TH, weight_VH, rows_U, targets_U, how
     )
-    return found
+    return results
 
 
 class _ProjectedLogProbs(torch.autograd.Function):
@@ -186,14 +186,14 @@ class _ProjectedLogProbs(torch.autograd.Function):
             with torch.enable_grad():
                 logits_rV = multiply(hidden_rH).requires_grad_()
                 results = chunk.log_probs(logits_rV, ctx.how)
-            given = [
+            used = [
                 (result, slope[chunk.tokens_u])
                 for result, slope in zip(results, slopes, strict=True)
                 if slope is not None
             ]
-            values, weights = zip(*given, strict=True)
+            values, weights = zip(*used, strict=True)
             (of_logits_rV,) = torch.autograd.grad(values, logits_rV, weights)
-            del logits_rV, results, given, values
+            del logits_rV, results, used, values
             of_logits_rV = of_logits_rV.to(weight_VH.dtype)
             if of_hidden_TH is not None:
                 of_hidden_TH[chunk.rows_r] = of_logits_rV @ weight_VH
@@ -233,7 +233,7 @@ class _Chunk:
             group=how.group,
             with_entropy=how.with_entropy,
             consume=how.consume,
-            kept=None if how.kept is None else how.kept.at(self.tokens_u),
+            kept_tokens=None if how.kept_tokens is None else how.kept_tokens.at(self.tokens_u),
         )
 
 
@@ -252,12 +252,12 @@ def _multiplier(weight_VH: torch.Tensor) -> Callable[[torch.Tensor], torch.Tenso
     return lambda hidden_rH: _product(hidden_rH, weight_VH.t())
 
 
-def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the matrix product in float32 or better. On a GPU, factors of 16 bits are not copied."""
-    if left.is_cuda and left.dtype == right.dtype and left.dtype in (torch.bfloat16, torch.float16):
-        return torch.mm(left, right, out_dtype=torch.float32)
-    dtype = torch.promote_types(left.dtype, torch.float32)
-    return left.to(dtype) @ right.to(dtype)
+    if a.is_cuda and a.dtype == b.dtype and a.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    return a.to(dtype) @ b.to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +267,9 @@ class _How:
     group: dist.ProcessGroup | None
     with_entropy: bool
     consume: bool
-    kept: KeptTokens | None = None
+    kept_tokens: KeptTokens | None = None
     cached: int | None = None
-    """Largest number of rows in a block; None: as many as a chunk allows."""
+    """Largest number of rows in a block; None for as many as a chunk allows."""
 
     @property
     def num_ranks(self) -> int:
@@ -296,8 +296,8 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         log_sum_R = sum_R.log()
         entropy_R = log_sum_R - moment_R / sum_R
         highest_U, log_sum_U = highest_R[of_U], log_sum_R[of_U]
-        if how.kept is not None:
-            highest_U, log_sum_U = _over_sets(logits_TV, rows_U, how.kept, how, (highest_U, log_sum_U))
+        if how.kept_tokens is not None:
+            highest_U, log_sum_U = _over_sets(logits_TV, rows_U, how.kept_tokens, how, (highest_U, log_sum_U))
         ctx.how = how
         ctx.set_materialize_grads(False)
         rows = (rows_R, of_U, columns_U, held_U, highest_R, log_sum_R, entropy_R)
@@ -312,7 +312,9 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         how: _How = ctx.how
         level_R, bends = torch.zeros_like(highest_R), []
         if slope_U is not None:
-            level_R.index_add_(0, of_U, slope_U if how.kept is None else slope_U.where(~how.kept.is_truncated_U, 0.0))
+            level_R.index_add_(
+                0, of_U, slope_U if how.kept_tokens is None else slope_U.where(~how.kept_tokens.is_truncated_U, 0.0)
+            )
         if entropy_slope_U is not None:
             bends = [torch.zeros_like(highest_R).index_add_(0, of_U, entropy_slope_U)]
             level_R = level_R + bends[0] * entropy_R
@@ -322,9 +324,9 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         for (start, end), tokens in zip(blocks, _tokens(of_U, blocks), strict=True):
             ones_r = None if slope_U is None else slope_U[tokens].where(held_U[tokens], 0.0)
             places_r = (of_U[tokens] - start, columns_U[tokens])
-            if how.kept is not None and slope_U is not None and ones_r is not None:
-                entries = _Entries.of(logits_TV, rows_R[of_U[tokens]], how.kept, tokens, how)
-                ones_r = torch.cat([ones_r, entries.slopes(slope_U[tokens], *(one[tokens] for one in of_sets))])
+            if how.kept_tokens is not None and slope_U is not None and ones_r is not None:
+                entries = _Entries.of(logits_TV, rows_R[of_U[tokens]], how.kept_tokens, tokens, how)
+                ones_r = torch.cat([ones_r, entries.slopes(slope_U[tokens], *(column[tokens] for column in of_sets))])
                 rows_n, columns_n = places_r[0][entries.of_n], entries.columns_n
                 places_r = (torch.cat([places_r[0], rows_n]), torch.cat([places_r[1], columns_n]))
             gradient_rv = _gradient(logits_TV, rows_R[start:end], columns_KR[:, start:end], ones_r, places_r, how)
@@ -344,7 +346,7 @@ def _gradient(
     """Return the gradient of a block, ``-p_v (level + bend log p_v)`` in each row, in the precision of the logits.
 
     Arguments:
-        columns_Kr: ``m``, ``log S``, level, and bend where the entropy has a gradient.
+        columns_Kr: ``m``, ``log S``, level, and bend if the entropy has a gradient.
         ones_r: added at ``places_r``, the chosen tokens and sets.
     """
     highest_r, log_sum_r, level_r, *bend_r = columns_Kr[:, :, None]
@@ -372,9 +374,9 @@ class _Entries:
 
     @staticmethod
     def of(
-        logits_TV: torch.Tensor, rows_u: torch.Tensor, kept: KeptTokens, tokens_u: torch.Tensor, how: _How
+        logits_TV: torch.Tensor, rows_u: torch.Tensor, kept_tokens: KeptTokens, tokens_u: torch.Tensor, how: _How
     ) -> _Entries:
-        ids_n, of_n = kept.entries(tokens_u)
+        ids_n, of_n = kept_tokens.entries(tokens_u)
         columns_n, held_n = _held(ids_n, logits_TV.size(1), how)
         return _Entries(_numbers(logits_TV[rows_u[of_n], columns_n], how), columns_n, held_n, of_n)
 
@@ -385,34 +387,40 @@ class _Entries:
 
 
 def _over_sets(
-    logits_TV: torch.Tensor, rows_U: torch.Tensor, kept: KeptTokens, how: _How, whole: tuple[torch.Tensor, torch.Tensor]
+    logits_TV: torch.Tensor,
+    rows_U: torch.Tensor,
+    kept_tokens: KeptTokens,
+    how: _How,
+    everywhere: tuple[torch.Tensor, torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``m`` and ``log S`` of each token's set, over all ranks; ``whole`` where sampling was not truncated."""
-    found_2U = torch.zeros_like(torch.stack(whole))
-    lowest = torch.finfo(found_2U.dtype).min
-    found_2U[0] = lowest
+    """Return ``m`` and ``log S`` of each token's set, over all ranks; ``everywhere`` if sampling was not truncated."""
+    set_2U = torch.zeros_like(torch.stack(everywhere))
+    lowest = torch.finfo(set_2U.dtype).min
+    set_2U[0] = lowest
     for start, end in how.blocks(len(rows_U)):
         tokens_u = torch.arange(start, end, device=rows_U.device)
-        entries = _Entries.of(logits_TV, rows_U[start:end], kept, tokens_u, how)
+        entries = _Entries.of(logits_TV, rows_U[start:end], kept_tokens, tokens_u, how)
         numbers_n = entries.numbers_n.where(entries.held_n, lowest)
-        highest_u = found_2U[0, start:end].scatter_reduce_(0, entries.of_n, numbers_n, "amax")
+        highest_u = set_2U[0, start:end].scatter_reduce_(0, entries.of_n, numbers_n, "amax")
         weights_n = (numbers_n - highest_u[entries.of_n]).exp_().where(entries.held_n, 0.0)
-        found_2U[1, start:end].index_add_(0, entries.of_n, weights_n)
-    every_N2U = found_2U[None]
+        set_2U[1, start:end].index_add_(0, entries.of_n, weights_n)
+    every_N2U = set_2U[None]
     if how.num_ranks > 1:
-        parts = [torch.empty_like(found_2U) for _ in range(how.num_ranks)]
-        dist.all_gather(parts, found_2U, group=how.group)
+        parts = [torch.empty_like(set_2U) for _ in range(how.num_ranks)]
+        dist.all_gather(parts, set_2U, group=how.group)
         every_N2U = torch.stack(parts)
     highest_U = every_N2U[:, 0].amax(dim=0)
     sum_U = ((every_N2U[:, 0] - highest_U).exp() * every_N2U[:, 1]).sum(dim=0)
-    return highest_U.where(kept.is_truncated_U, whole[0]), sum_U.log().where(kept.is_truncated_U, whole[1])
+    return highest_U.where(kept_tokens.is_truncated_U, everywhere[0]), sum_U.log().where(
+        kept_tokens.is_truncated_U, everywhere[1]
+    )
 
 
 def _refuse_second_derivative() -> None:
     if torch.is_grad_enabled():
         raise RunError(
             "log-probs are differentiable once only, and create_graph requests a gradient of their gradient. "
-            " Compute them with torch.log_softmax where a loss needs the second derivative."
+            "Compute them with torch.log_softmax if a loss needs the second derivative."
         )
 
 
@@ -430,33 +438,33 @@ def _numbers(logits: torch.Tensor, how: _How) -> torch.Tensor:
 
 def _statistics(logits_TV: torch.Tensor, rows_R: torch.Tensor, how: _How) -> torch.Tensor:
     """Return ``m``, ``S`` and ``E`` of each row, over this rank's part of the vocabulary."""
-    found_3R = logits_TV.new_zeros(3, len(rows_R), dtype=torch.promote_types(logits_TV.dtype, torch.float32))
+    local_3R = logits_TV.new_zeros(3, len(rows_R), dtype=torch.promote_types(logits_TV.dtype, torch.float32))
     for start, end in how.blocks(len(rows_R)):
         shifted_rv = _numbers(logits_TV.index_select(0, rows_R[start:end]), how)
-        # Where all of a rank's part is -inf, the difference from its highest would be NaN.
+        # If all of a rank's part is -inf, the difference from its highest would be NaN.
         highest_r = shifted_rv.amax(dim=-1).clamp_(min=torch.finfo(shifted_rv.dtype).min)
         shifted_rv.sub_(highest_r[:, None])
-        found_3R[0, start:end] = highest_r
+        local_3R[0, start:end] = highest_r
         if how.with_entropy:
             weights_rv = shifted_rv.exp()
             shifted_rv.clamp_(min=torch.finfo(shifted_rv.dtype).min)  # 0 x inf is NaN
-            found_3R[1, start:end] = weights_rv.sum(dim=-1)
-            found_3R[2, start:end] = weights_rv.mul_(shifted_rv).sum(dim=-1)
+            local_3R[1, start:end] = weights_rv.sum(dim=-1)
+            local_3R[2, start:end] = weights_rv.mul_(shifted_rv).sum(dim=-1)
             del weights_rv
         else:
-            found_3R[1, start:end] = shifted_rv.exp_().sum(dim=-1)
+            local_3R[1, start:end] = shifted_rv.exp_().sum(dim=-1)
         del shifted_rv
-    return found_3R
+    return local_3R
 
 
-def _over_ranks(own_3R: torch.Tensor, chosen_U: torch.Tensor, how: _How) -> tuple[torch.Tensor, ...]:
+def _over_ranks(local_3R: torch.Tensor, chosen_U: torch.Tensor, how: _How) -> tuple[torch.Tensor, ...]:
     """Return ``m``, ``S`` and ``E`` over the whole vocabulary, and the chosen entries, from one exchange."""
     if how.num_ranks == 1:
-        return (*own_3R, chosen_U)
-    own = torch.cat([own_3R.flatten(), chosen_U])
-    every = [torch.empty_like(own) for _ in range(how.num_ranks)]
-    dist.all_gather(every, own, group=how.group)
-    count = own_3R.size(1)
+        return (*local_3R, chosen_U)
+    local = torch.cat([local_3R.flatten(), chosen_U])
+    every = [torch.empty_like(local) for _ in range(how.num_ranks)]
+    dist.all_gather(every, local, group=how.group)
+    count = local_3R.size(1)
     highest_NR, sum_NR, moment_NR, chosen_NU = torch.stack(every).split([count, count, count, len(chosen_U)], dim=1)
     highest_R = highest_NR.amax(dim=0)
     below_NR = highest_NR - highest_R

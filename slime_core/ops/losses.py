@@ -1,13 +1,13 @@
 """Losses and divergences, token by token: PPO's clipped surrogate, KL estimators, and the loss of a critic.
 
 Left out: the mean over tokens, because the core aggregates. From PPO (1707.06347), equation 9: the entropy and value
-terms, which are losses of their own, and the weight of the value loss, because a critic has an optimizer of its own.
+terms, which are separate losses, and the weight of the value loss, because a critic has a separate optimizer.
 
 KL(actor || base) is estimated from the tokens that the actor sampled. Sources: J. Schulman, "Approximating KL
 Divergence" (joschu.net/blog/kl-approx.html, 2020); k3 as the penalty of GRPO: DeepSeekMath (2402.03300), equation 4;
 weighed by the importance ratio: DeepSeek-V3.2 (2512.02556), equation 7.
 
-What the weight does. Tokens x are sampled from mu, and the actor is pi. An estimate k(x) whose mean under pi is the
+Effect of the weight. Tokens x are sampled from mu, and the actor is pi. An estimate k(x) whose mean under pi is the
 divergence has, weighed by pi(x) / mu(x), that mean under mu, whatever pi is; so the mean of its gradient is the
 gradient of the divergence. That takes the gradient of the weight too: where mu equals pi the weight is 1, and still
 
@@ -50,13 +50,13 @@ on, and an infinite ratio times an advantage or a gradient of 0 is NaN."""
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """The surrogate loss and what it did, each [T].
+    """The surrogate loss and its clips, each [T].
 
     Arguments:
         loss_T: to be minimised; carries the gradient.
         ratio_T: importance ratio, no gradient.
-        clipped_T: 1.0 where the ratio's clip decided the loss, else 0.0.
-        dual_clipped_T: 1.0 where the dual clip decided it.
+        clipped_T: 1.0 if the ratio's clip decided the loss, else 0.0.
+        dual_clipped_T: 1.0 if the dual clip decided it.
     """
 
     loss_T: torch.Tensor
@@ -90,8 +90,8 @@ def clipped_surrogate(
         log_ratio_T: float [T], log-probability under the actor minus that under the old actor; carries the gradient.
         advantages_T: float [T], no gradient.
         eps_clip: lower clip range, from 0 to 1: the ratio is clipped to at least 1 - eps_clip.
-        eps_clip_high: upper clip range, at least 0; None: ``eps_clip``.
-        eps_clip_c: bound of the ratio for negative advantages (dual clip), above 1; None: no bound.
+        eps_clip_high: upper clip range, at least 0; ``eps_clip`` if None.
+        eps_clip_c: bound of the ratio for negative advantages (dual clip), above 1; None for no bound.
 
     Raises:
         ValueError: the shapes differ, or a bound is out of range.
@@ -117,7 +117,7 @@ def clipped_surrogate(
 
 
 def check_clip(eps_clip: float, eps_clip_high: float | None) -> tuple[float, float]:
-    """Return the clip range below and above 1; the upper one is the lower one where it is None.
+    """Return the clip range below and above 1; the upper one is the lower one if it is None.
 
     Raises:
         ValueError: a bound is out of range.
@@ -151,7 +151,7 @@ def approximate_kl(
     estimator: KlEstimator = "k3",
     sampled_log_probs_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Estimate the KL divergence at each token, [T]; exactly 0 where both log-probabilities are equal.
+    """Estimate the KL divergence at each token, [T]; exactly 0 if both log-probabilities are equal.
 
     With d = log_probs - base_log_probs: ``k1`` is d, unbiased, of either sign; ``k2`` is d^2 / 2, biased, never
     negative; ``k3`` is exp(-d) - 1 + d, unbiased and never negative; ``low_var_kl`` is k3 clamped to [-10, 10]. An
@@ -183,8 +183,8 @@ def _weighted(
     if sampled_T is None:
         return _estimate(log_probs_T - base_T, estimator)
     if estimator in ("k3", "low_var_kl"):
-        found_T: torch.Tensor = _WeighedK3.apply(log_probs_T, base_T, sampled_T)  # type: ignore[no-untyped-call]
-        return found_T
+        k3_T: torch.Tensor = _WeighedK3.apply(log_probs_T, base_T, sampled_T)  # type: ignore[no-untyped-call]
+        return k3_T
     return _weight(log_probs_T, sampled_T) * _estimate(log_probs_T - base_T, estimator)
 
 
@@ -224,11 +224,11 @@ def _estimate(difference_T: torch.Tensor, estimator: KlEstimator) -> torch.Tenso
 
 @dataclass(frozen=True, slots=True)
 class ValueLoss:
-    """The loss and what the clip did, each [T].
+    """The loss and its clip, each [T].
 
     Arguments:
         loss_T: to be minimised; carries the gradient.
-        clipped_T: 1.0 where the clipped value decided the loss, so that the token passes no gradient, else 0.0. A value
+        clipped_T: 1.0 if the clipped value decided the loss, so that the token passes no gradient, else 0.0. A value
             within the range counts 0, however it was rounded.
     """
 
@@ -250,8 +250,8 @@ def clipped_value_loss(
     Arguments:
         values_T: float [T], of the critic that trains; carries the gradient.
         old_values_T: float [T], of the critic before the first optimizer step of the rollout.
-        returns_T: float [T], what the values should be.
-        value_clip: above 0, in the unit of the values; None: no clip.
+        returns_T: float [T], targets of the values.
+        value_clip: above 0, in the unit of the values; None for no clip.
 
     Raises:
         ValueError: the shapes differ, or ``value_clip`` is not above 0.

@@ -2,7 +2,7 @@
 the learner reshards and splits rows with it.
 
 Every sample is on exactly one rank, in exactly one micro-batch of exactly one step. A sample longer than the token
-budget gets a micro-batch of its own. Ranks may run different numbers of micro-batches, because no collective spans
+budget gets a separate micro-batch. Ranks may run different numbers of micro-batches, because no collective spans
 data-parallel ranks inside a micro-batch.
 """
 
@@ -38,8 +38,8 @@ def split_steps(rollouts: Sequence[int], num_steps: int) -> list[list[int]]:
         raise ValueError(
             f"{len(rollouts)} rollouts cannot fill {num_steps} optimizer steps; every step needs at least one"
         )
-    size, rest = divmod(len(rollouts), num_steps)
-    starts = [step * size + min(step, rest) for step in range(num_steps + 1)]
+    size, remainder = divmod(len(rollouts), num_steps)
+    starts = [step * size + min(step, remainder) for step in range(num_steps + 1)]
     return [list(rollouts[a:b]) for a, b in pairwise(starts)]
 
 
@@ -61,7 +61,7 @@ def balance(samples: Sequence[int], costs: Sequence[int], num_ranks: int) -> lis
 
 
 def _assign(samples: Sequence[int], costs: Sequence[int], num_bins: int, size: int | None = None) -> list[list[int]]:
-    """Assign samples, the costliest first, to the lightest bin of less than ``size`` samples; None: of any number."""
+    """Assign samples, the costliest first, to the lightest bin of less than ``size`` samples, if there is a limit."""
     loads = [(0, 0, number) for number in range(num_bins)]
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     for sample in sorted(samples, key=lambda position: (-costs[position], position)):
@@ -83,10 +83,10 @@ def _even_out(bins: list[list[int]], costs: Sequence[int]) -> list[list[int]]:
         swap = _find_swap(bins[heavy], bins[light], costs, loads[heavy] - loads[light])
         if swap is None:
             return [sorted(members) for members in bins]
-        given, taken = swap
-        bins[heavy] = [sample for sample in bins[heavy] if sample != given] + taken
-        bins[light] = [sample for sample in bins[light] if sample not in taken] + [given]
-        moved = costs[given] - sum(costs[sample] for sample in taken)
+        heavier, lighter = swap
+        bins[heavy] = [sample for sample in bins[heavy] if sample != heavier] + lighter
+        bins[light] = [sample for sample in bins[light] if sample not in lighter] + [heavier]
+        moved = costs[heavier] - sum(costs[sample] for sample in lighter)
         loads[heavy] -= moved
         loads[light] += moved
 
@@ -130,7 +130,7 @@ def pack(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> lis
 
     Arguments:
         samples: positions into ``lengths``.
-        max_tokens: tokens of one packed micro-batch; a longer sample gets one of its own.
+        max_tokens: tokens of one packed micro-batch; a longer sample gets a separate one.
 
     Raises:
         ValueError: ``max_tokens`` is not positive.

@@ -77,7 +77,7 @@ class Prefixes:
     def of_columns(
         cls, order_B: NDArray[np.int64] | None, common_B: NDArray[np.int64] | None, *, lengths_B: NDArray[np.int64]
     ) -> Prefixes | None:
-        """Restore the prefixes of b samples from ``samples`` and ``common``; None: nothing is shared."""
+        """Restore the prefixes of b samples from ``samples`` and ``common``; return None if nothing is shared."""
         return None if order_B is None or common_B is None else cls(order_B, lengths_B[order_B], common_B)
 
     @property
@@ -129,8 +129,8 @@ class Prefixes:
         number = {end: n for n, end in enumerate(ends)}
         parents_s = np.array(
             [
-                number[one] if one[0] == place else number.get(before[place], -1)
-                for one, (place, _) in pairwise([(-1, 0), *ends])
+                number[end] if end[0] == place else number.get(before[place], -1)
+                for end, (place, _) in pairwise([(-1, 0), *ends])
             ],
             np.int64,
         )
@@ -146,7 +146,7 @@ class Prefixes:
         """Plan the micro-batches of each rank. Pieces stay whole unless splitting them makes the heaviest rank lighter.
 
         Whole pieces, halves, quarters and so on are tried; the plan whose heaviest rank has the fewest tokens is taken.
-        A micro-batch has at most ``max_tokens``, a shared token counted once; a longer sample gets one of its own.
+        A micro-batch has at most ``max_tokens``, a shared token counted once; a longer sample gets a separate one.
 
         Raises:
             ValueError: ``max_tokens`` is not positive.
@@ -160,15 +160,15 @@ class Prefixes:
     def _pieces(self, max_tokens: int) -> list[Piece]:
         """Group the places into few pieces of at most ``max_tokens``, by first fit at every node, children first."""
         nodes = self.nodes()
-        whole: list[tuple[Piece, int]] = []
+        pieces: list[tuple[Piece, int]] = []
         parts: list[list[tuple[Piece, int]]] = [[] for _ in nodes.lengths]
         for place, node in enumerate(nodes.last.tolist()):
             parts[node].append(((place,), int(self.lengths[place])))
         for node in reversed(range(len(parts))):
             parent = int(nodes.parents[node])
             merged = _merge(sorted(parts[node]), int(nodes.depths[node]), max_tokens)
-            (whole if parent < 0 else parts[parent]).extend(merged)
-        return sorted((piece for piece, _ in whole), key=lambda piece: int(self.samples[list(piece)].min()))
+            (pieces if parent < 0 else parts[parent]).extend(merged)
+        return sorted((piece for piece, _ in pieces), key=lambda piece: int(self.samples[list(piece)].min()))
 
     def _assign(self, pieces: Sequence[Piece], num_ranks: int) -> list[Prefixes]:
         ranks = balance(range(len(pieces)), [self._at(np.array(piece)).tokens for piece in pieces], num_ranks)
@@ -191,7 +191,7 @@ def _drop_small_nodes(common: Sequence[int], least: int) -> NDArray[np.int64]:
 
     A node saves its tokens for each of its children except the first.
     """
-    found = np.zeros(len(common), np.int64)
+    reduced = np.zeros(len(common), np.int64)
     nodes: list[tuple[int, list[int]]] = [(0, [])]  # on the path of a sample: depth, and all children but the first
     for place, depth in enumerate([*common[1:], 0], 1):
         while nodes[-1][0] > depth:
@@ -199,13 +199,13 @@ def _drop_small_nodes(common: Sequence[int], least: int) -> NDArray[np.int64]:
             if nodes[-1][0] < depth:
                 nodes.append((depth, []))
             if len(after) * (end - nodes[-1][0]) >= least:
-                found[after] = end
+                reduced[after] = end
             else:
                 nodes[-1][1].extend(after)
         if nodes[-1][0] < depth:
             nodes.append((depth, []))
         nodes[-1][1].append(place)
-    return found
+    return reduced
 
 
 def _merge(parts: list[tuple[Piece, int]], depth: int, max_tokens: int) -> list[tuple[Piece, int]]:

@@ -28,7 +28,7 @@ def whitened(
 
     Arguments:
         values_T: float [T]; masked ones may hold anything.
-        mask_T: float [T], 0 where nothing is trained.
+        mask_T: float [T], 0 at tokens that are not trained.
         total: sums a float64 tensor over the ranks that hold other tokens; called twice on every rank, even on one
             without tokens. The default is for a single rank.
 

@@ -117,7 +117,7 @@ def require_restored(before: Sequence[EngineChecksums], after: Sequence[EngineCh
         lost = _different(old.ranks, new.ranks)
         if lost:
             raise WeightSyncError(
-                f"Weights were spoiled and published again; {old.url} does not hold what it began with: {lost}. "
+                f"Weights were spoiled and published again; {old.url} does not hold its earlier weights: {lost}. "
                 "They are not published, or not as the checkpoint has them: compare the model spec's export with the "
                 "engine's load_weights."
             )
@@ -138,7 +138,7 @@ class SentWeights:
         kv_heads: key-value heads of the model; they, and their query heads, are padded to a multiple of ``ranks``. 0:
             no padding is needed.
         digits: hexadecimal digits of the engines' digests, which identify the hash function on a CPU.
-        config: of the model, as in ``config.json``; tells which weights the engines fuse.
+        config: of the model, as in ``config.json``; decides which weights the engines fuse.
         on_gpu: the engines run on GPUs; digests are computed on the devices of the weights.
         stacks: whether the engines' stacks of experts are compared; False: their layout is unknown. Without GPUs, those
             of engines of several processes never are.
@@ -168,21 +168,21 @@ class SentWeights:
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Add the digests of ``tensor``, sent under the Hugging Face name ``name``."""
-        whole, position, count = self._place(name)
+        parameter, position, count = self._place(name)
         shards = self._shards(name, tensor, self._dtype)
         if self._on_gpu and EXPERT.fullmatch(name) and count > 1 and shards[0].nbytes % WORD == 0:
-            self._add_expert(whole, position, count, shards)
+            self._add_expert(parameter, position, count, shards)
             return
-        pieces = self._pieces.setdefault(whole, {})
+        pieces = self._pieces.setdefault(parameter, {})
         pieces[position] = shards
         if len(pieces) < count:
             return
-        del self._pieces[whole]
+        del self._pieces[parameter]
         for digests in self._digests:
-            digests[whole] = []
-        self._record(whole, [[pieces[index][rank] for index in range(count)] for rank in range(self._ranks)])
+            digests[parameter] = []
+        self._record(parameter, [[pieces[index][rank] for index in range(count)] for rank in range(self._ranks)])
         if count == 1 and tensor.numel() <= SMALL and tensor.is_floating_point() and self._dtype != torch.float32:
-            self._record(whole, [[shard] for shard in self._shards(name, tensor, torch.float32)])
+            self._record(parameter, [[shard] for shard in self._shards(name, tensor, torch.float32)])
 
     def verify(self, held: EngineChecksums) -> int:
         """Compare the engine's weights with the sent weights; return how many could be compared. The other weights have
@@ -193,14 +193,15 @@ class SentWeights:
         """
         if len(held.ranks) != self._ranks:
             return 0
-        known, wrong = 0, set()
-        for ours, theirs in zip(self._digests, held.ranks, strict=True):
-            both = [name for name in ours.keys() & theirs.keys() if self._knows_split(name, held)]
-            known += len(both)
-            wrong |= {name for name in both if all(digest() != theirs[name] for digest in ours[name])}
-        if wrong:
-            raise WeightSyncError(f"After the update {held.url} does not hold what was sent: {listed(sorted(wrong))}")
-        return known
+        num_compared, different = 0, set()
+        for sent, reported in zip(self._digests, held.ranks, strict=True):
+            both = [name for name in sent.keys() & reported.keys() if self._knows_split(name, held)]
+            num_compared += len(both)
+            different |= {name for name in both if all(digest() != reported[name] for digest in sent[name])}
+        if different:
+            names = listed(sorted(different))
+            raise WeightSyncError(f"After the update {held.url} does not hold the weights that were sent: {names}")
+        return num_compared
 
     def _knows_split(self, name: str, held: EngineChecksums) -> bool:
         if name.endswith(tuple(stack for stack, _, _ in EXPERT_STACKS.values())):
@@ -230,12 +231,12 @@ class SentWeights:
                 digests[stack] = [of_rank.hexdigest]
 
     def _record(self, name: str, pieces_of_ranks: Sequence[Sequence[torch.Tensor]]) -> None:
-        known: dict[tuple[int, ...], Digest] = {}  # ranks that hold the whole weight share its digest
+        computed: dict[tuple[int, ...], Digest] = {}  # ranks that hold the whole weight share its digest
         for digests, pieces in zip(self._digests, pieces_of_ranks, strict=True):
             key = tuple(map(id, pieces))
-            if key not in known:
-                known[key] = _word_digest(pieces) if self._on_gpu else _digest(pieces, self._digits)
-            digests[name].append(known[key])
+            if key not in computed:
+                computed[key] = _word_digest(pieces) if self._on_gpu else _digest(pieces, self._digits)
+            digests[name].append(computed[key])
 
     def _place(self, name: str) -> tuple[str, int, int]:
         """Return the engine's parameter that holds the weight ``name``, the weight's position in it, and the number of
@@ -297,10 +298,10 @@ def _multiple(number: int, of: int) -> int:
 
 
 def _digest(pieces: Iterable[torch.Tensor], digits: int) -> Digest:
-    whole = xxhash.xxh3_128() if digits == XXH3_DIGITS else hashlib.sha256()
+    hashed = xxhash.xxh3_128() if digits == XXH3_DIGITS else hashlib.sha256()
     for piece in pieces:
-        whole.update(bytes_of(piece))
-    digest = whole.hexdigest()[:digits]
+        hashed.update(bytes_of(piece))
+    digest = hashed.hexdigest()[:digits]
     return lambda: digest
 
 
@@ -311,9 +312,9 @@ def _word_digest(pieces: Sequence[torch.Tensor]) -> Digest:
     return sums.hexdigest
 
 
-def _different(ours: Sequence[Mapping[str, str]], theirs: Sequence[Mapping[str, str]]) -> str:
+def _different(first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]]) -> str:
     names = sorted(
-        {name for a, b in zip(ours, theirs, strict=True) for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
+        {name for a, b in zip(first, second, strict=True) for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
     )
     return listed(names)
 
@@ -364,8 +365,8 @@ class WordSums:
         flat = flat_bytes(piece)
         if not len(flat):
             return
-        if rest := len(flat) % WORD:
-            flat = torch.cat([flat, flat.new_zeros(WORD - rest)])
+        if surplus := len(flat) % WORD:
+            flat = torch.cat([flat, flat.new_zeros(WORD - surplus)])
         if flat.storage_offset() % WORD:
             flat = flat.clone()
         first = start // WORD

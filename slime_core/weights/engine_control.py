@@ -240,7 +240,7 @@ class EngineControl:
         in place. On a CPU, and on GPUs without ``--enable-memory-saver``, a server releases nothing and answers 200.
 
         Arguments:
-            tags: ``"kv_cache"``, ``"weights"``, ``"cuda_graph"``; none: all three.
+            tags: ``"kv_cache"``, ``"weights"``, ``"cuda_graph"``; without any, all three.
         """
         self._all("/release_memory_occupation", {"tags": list(tags)})
 
@@ -300,7 +300,7 @@ class EngineControl:
         ]
 
     def _gather(self, calls: Sequence[Future[Any]]) -> list[Any]:
-        # The first failure is the cause; other calls may hang because of it, until their own limit. Calls that are only
+        # The first failure is the cause; other calls may hang because of it, until their limit. Calls that are only
         # slower get a moment to end, so that they do not overlap with the next call of the caller.
         ended, others = wait(calls, return_when=FIRST_EXCEPTION)
         wait(others, timeout=GRACE_S)

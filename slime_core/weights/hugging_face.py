@@ -270,7 +270,7 @@ class HuggingFaceFolder:
 
         Arguments:
             template: folder whose config and tokenizer belong to the weights.
-            parts: the files of all ranks; None: this object wrote all files.
+            parts: the files of all ranks; None if this object wrote all files.
         """
         parts = self.close() if parts is None else parts
         if len(parts) == 1:
@@ -321,14 +321,14 @@ class _OpenPart:
         path.touch(exist_ok=False)
 
     def has_room(self, name: str, weight: torch.Tensor) -> bool:
-        """Whether ``weight`` can be appended: files have a size limit, and weights start at a multiple of their item
-        size."""
+        """Return whether ``weight`` can be appended: files have a size limit, and weights start at a multiple of their
+        item size."""
         fits = self._nbytes + weight.nbytes <= SHARD_BYTES and self._nbytes % weight.itemsize == 0
         return fits and self._header + len(json.dumps(name)) + ENTRY_BYTES <= HEADER_BYTES - 64
 
     def append(self, name: str, weight: torch.Tensor) -> None:
         end = self._nbytes + weight.nbytes
-        name_of = {known: written for written, (known, _) in DTYPES.items()}
+        name_of = {torch_name: name for name, (torch_name, _) in DTYPES.items()}
         dtype = name_of[str(weight.dtype).removeprefix("torch.")]
         with self._path.open("r+b") as stream:
             stream.seek(HEADER_BYTES + self._nbytes)

@@ -1,6 +1,6 @@
 """One publication from pause to resume: plan once, send in buckets, and compare every engine's checksums.
 
-The learner's ranks call :class:`Publisher`. ``checksums.py`` says what the comparison proves.
+The learner's ranks call :class:`Publisher`. ``checksums.py`` explains the comparison.
 """
 
 from __future__ import annotations
@@ -169,9 +169,7 @@ class Publisher:
 
     def publish(self, weights: NamedWeights, *, version: str) -> float:
         """Pause the engines, send ``weights`` as ``version``, and check that every engine holds them. Resume the
-        engines if the settings say so.
-
-        The settings decide what happens to requests in flight.
+        engines if ``resumes`` is set. ``pause_mode`` decides about requests in flight.
 
         Returns:
             The share of the engines' weights whose checksums were compared with the sent weights: 1 for the models
@@ -324,12 +322,12 @@ BLACKWELL = 10
 
 
 def _may_rearrange_experts() -> bool:
-    """Whether engines on GPUs like this process's may store stacks of experts otherwise than the checkpoint does."""
+    """Return whether engines on GPUs like this process's may store stacks of experts in another form."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= BLACKWELL
 
 
 def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[Bucket, list[torch.Tensor]]]:
-    """Yield each bucket with its tensors as soon as it is complete; at most one bucket a dtype is incomplete.
+    """Yield each complete bucket with its tensors at once; at most one bucket a dtype is incomplete.
 
     Raises:
         WeightSyncError: a weight was not planned, or a planned one is missing.

@@ -24,7 +24,7 @@ Trust: the learner only writes pickles, it reads none. A server unpickles what i
 loopback unless other nodes have to reach them. Nothing of sglang is imported here: the list's entries are plain
 namespaces, which are allowed and have the attributes that the server reads.
 
-Each learner rank shares its own copy of a bucket with the engine processes that ``holders`` gives it; the first rank
+Each learner rank shares its copy of a bucket with the engine processes that ``holders`` gives it; the first rank
 collects the handles and passes them on. So the weights of colocated engines stay on their GPU, and engines may be on
 several nodes.
 
@@ -109,7 +109,7 @@ class UpdateGroup:
 
     Arguments:
         control: the engines; their ranks start at 1, in its order.
-        backend: ``"nccl"`` where engines and learner have GPUs of their own, else ``"gloo"``.
+        backend: ``"nccl"`` if engines and learner have separate GPUs, else ``"gloo"``.
         address: of this process as the engines see it; a free port is chosen.
         timeout_s: limit for joining, and of each broadcast.
 
@@ -214,7 +214,7 @@ class Transport(ABC):
     engines read the memory of several ranks (:class:`TensorTransport`).
 
     Arguments:
-        control: the engines; None: this rank only shares memory.
+        control: the engines; None if this rank only shares memory.
         buffers: host memory, used in turn, because one bucket is sent or read while the next is copied.
     """
 
@@ -432,7 +432,7 @@ Payloads = dict[tuple[int, int], str]
 
 
 def held_by_first_rank(holders: Sequence[Sequence[int]]) -> bool:
-    """Whether all engines read the memory of the learner's first rank."""
+    """Return whether all engines read the memory of the learner's first rank."""
     return not any(any(of_engine) for of_engine in holders)
 
 
@@ -454,7 +454,7 @@ def _require_local(urls: Sequence[str]) -> None:
 
 
 def _is_here(host: str) -> bool:
-    """Whether ``host`` is an address of this machine: other addresses cannot be bound."""
+    """Return whether ``host`` is an address of this machine: other addresses cannot be bound."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -629,15 +629,15 @@ class DiskTransport(Transport):
 
     def commit(self) -> None:
         self._background.finish()
-        whole, before = self._draft.with_name(f"version-{self._version}"), self._held
+        folder, before = self._draft.with_name(f"version-{self._version}"), self._held
         with self._writing():
-            shutil.rmtree(whole, ignore_errors=True)
-            self._draft.rename(whole)
-        self._held = whole
+            shutil.rmtree(folder, ignore_errors=True)
+            self._draft.rename(folder)
+        self._held = folder
         if self._on_written is not None:
-            self._on_written(whole)
-        self._load(whole)
-        if before is not None and before != whole:
+            self._on_written(folder)
+        self._load(folder)
+        if before is not None and before != folder:
             shutil.rmtree(before, ignore_errors=True)
 
     def close(self) -> None:
@@ -685,5 +685,5 @@ class DiskTransport(Transport):
 
 
 def _free_mb(folder: Path) -> int:
-    existing = next(one for one in (folder, *folder.parents) if one.exists())
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     return shutil.disk_usage(existing).free // MB

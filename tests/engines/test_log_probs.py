@@ -44,7 +44,7 @@ def on_rank(make: Make, store: Path) -> list[list[torch.Tensor]]:
             chunk_size=chunk_size,
             group=dist.group.WORLD,
             consume=True,
-            kept=kept,
+            kept_tokens=kept,
         )
         (slopes,) = torch.autograd.grad((log_probs_U * SLOPES).sum() + (entropy_U * BENDS).sum(), part_TV)
         results.append([log_probs_U.detach(), entropy_U.detach(), slopes])

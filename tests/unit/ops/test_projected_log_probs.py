@@ -45,7 +45,7 @@ def test_a_product_that_bfloat16_cannot_hold():
 @pytest.mark.parametrize("chunk_size", CHUNKS)
 def test_values_and_gradients_are_those_of_the_whole_logits(chunk_size, kept):
     ours, theirs = factors(torch.float64), factors(torch.float64)
-    how = {"rows_U": ROWS, "targets_U": TARGETS, "temperature": 0.7, "kept": kept}
+    how = {"rows_U": ROWS, "targets_U": TARGETS, "temperature": 0.7, "kept_tokens": kept}
     results = projected_log_probs(*ours, chunk_size=chunk_size, **how)
     expected = log_probs_and_entropy(theirs[0] @ theirs[1].t(), **how)
     gradients = []
@@ -58,7 +58,9 @@ def test_values_and_gradients_are_those_of_the_whole_logits(chunk_size, kept):
 @pytest.mark.parametrize("chunk_size", [None, 2])
 def test_the_gradients_are_the_derivatives(chunk_size):
     def values(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return projected_log_probs(hidden, weight, rows_U=ROWS, targets_U=TARGETS, chunk_size=chunk_size, kept=KEPT)
+        return projected_log_probs(
+            hidden, weight, rows_U=ROWS, targets_U=TARGETS, chunk_size=chunk_size, kept_tokens=KEPT
+        )
 
     assert torch.autograd.gradcheck(values, factors(torch.float64))
 

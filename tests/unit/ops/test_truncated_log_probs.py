@@ -40,7 +40,7 @@ def test_two_of_three_tokens_by_hand() -> None:
     """Logits log 1, log 2, log 5 and the set of the first two: 1/3, with slopes 1 - 1/3, -2/3 and none."""
     logits_TV = torch.tensor([[1.0, 2.0, 5.0]]).log().requires_grad_()
     first = torch.tensor([0])
-    log_probs_U, entropy_U = log_probs_and_entropy(logits_TV, rows_U=first, targets_U=first, kept=sets([0, 1]))
+    log_probs_U, entropy_U = log_probs_and_entropy(logits_TV, rows_U=first, targets_U=first, kept_tokens=sets([0, 1]))
     log_probs_U.sum().backward()
     assert log_probs_U.item() == pytest.approx(math.log(1 / 3), abs=1e-6)
     assert logits_TV.grad[0].tolist() == pytest.approx([2 / 3, -2 / 3, 0], abs=1e-6)
@@ -58,7 +58,7 @@ def test_values_and_gradients_are_those_of_a_masked_log_softmax(chunk_size: int 
         temperature=0.7,
         chunk_size=chunk_size,
         consume=consume,
-        kept=sets(*SETS),
+        kept_tokens=sets(*SETS),
     )
     ((log_probs_U * SLOPES).sum() + (entropy_U * BENDS).sum()).backward()
     expected_U, entropies_U = masked(theirs)
@@ -71,7 +71,7 @@ def test_values_and_gradients_are_those_of_a_masked_log_softmax(chunk_size: int 
 def test_one_chunk_size_gives_the_bits_of_another() -> None:
     def found(chunk_size: int | None) -> list[list[float]]:
         part_TV = logits().requires_grad_()
-        how = {"rows_U": ROWS, "targets_U": TARGETS, "kept": sets(*SETS), "chunk_size": chunk_size}
+        how = {"rows_U": ROWS, "targets_U": TARGETS, "kept_tokens": sets(*SETS), "chunk_size": chunk_size}
         log_probs_U, _ = log_probs_and_entropy(part_TV, **how)
         log_probs_U.sum().backward()
         return [log_probs_U.tolist(), *part_TV.grad.tolist()]
@@ -83,7 +83,7 @@ def test_a_set_of_unlikely_tokens_keeps_its_proportions() -> None:
     """After weight updates all kept tokens may be unlikely; a softmax over the whole row would round them to zero."""
     logits_TV = torch.tensor([[0.0, 1.0, 500.0]], requires_grad=True)
     first = torch.tensor([0])
-    log_probs_U, _ = log_probs_and_entropy(logits_TV, rows_U=first, targets_U=first, kept=sets([0, 1]))
+    log_probs_U, _ = log_probs_and_entropy(logits_TV, rows_U=first, targets_U=first, kept_tokens=sets([0, 1]))
     log_probs_U.sum().backward()
     assert log_probs_U.item() == pytest.approx(-math.log1p(math.e), abs=1e-6)
     assert logits_TV.grad[0].tolist() == pytest.approx([1 - 1 / (1 + math.e), -math.e / (1 + math.e), 0], abs=1e-6)

@@ -15,6 +15,7 @@ from slime_core.errors import RunError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.critic import reshard_for_critic
 from slime_core.learner.critic_reshard import TokenValues, gather_tokens, reshard, values_of_shard
+from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.opaque import part
 from slime_core.rollout.shards import BatchPlan, make_shards
@@ -73,6 +74,14 @@ def test_every_sample_keeps_its_step_its_weight_and_its_tokens(given, wanted):
     for batch in after:
         for micro in (micro for step in batch.steps for micro in step.micro_batches):
             assert len(micro) == 1 or batch.lengths_B[list(micro)].sum() <= 24
+
+
+def test_data_of_the_engine_stays_with_the_actor():
+    before = shards(1)
+    before[0].engine_columns_U = {"top": np.zeros((len(before[0].loss_mask_U), 2), np.float32)}
+    for batch, _ in reshard(before, num_ranks=3, max_tokens=24):
+        assert batch.engine_columns_U == {}
+        assert make_micro_batches(batch)
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(1, 3), (3, 2)])

@@ -7,7 +7,7 @@ import torch
 
 from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig
-from slime_core.contracts import CorrectionOutput, LossOutput
+from slime_core.contracts import CorrectionOutput, LossOutput, LossParts
 from slime_core.errors import RunError
 from slime_core.learner.micro_batches import PackedMicroBatch
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
@@ -303,11 +303,12 @@ def test_a_policy_loss_that_breaks_its_contract_is_named(loss, names):
 
 def test_tokens_that_no_engine_sampled_have_no_difference_to_the_engines():
     for engine_sampled in (True, False):
-        found = Objective(Clipped(), AlgorithmConfig(), engine_sampled=engine_sampled)
+        parts = LossParts(of_logits=lambda logits_1TV, _: (logits_1TV.sum(), {}))
+        objective = Objective(Clipped(), AlgorithmConfig(), engine_sampled=engine_sampled, parts=parts)
         log_probs_U, entropy_U = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.zeros(3)
-        loss, both = found(log_probs_U, entropy_U, micro())
-        alone = found.measure(loss, log_probs_U, entropy_U, micro())
-        for sums in (both, alone):
+        _, of_log_probs = objective(log_probs_U, entropy_U, micro())
+        _, of_logits = objective.from_logits(torch.zeros(1, 3, 4), log_probs_U.detach(), entropy_U, micro())
+        for sums in (of_log_probs, of_logits):
             assert ("train_rollout_logprob_abs_diff" in sums.sums) is engine_sampled
             assert ("train_rollout_logprob_max_diff" in sums.largest) is engine_sampled
 
