@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # An environment keeps the Python that it was made with; `make clean` before changing it.
 PYTHON ?= $(or $(shell sed -n 's/^executable = //p' $(VENV)/pyvenv.cfg 2>/dev/null),python3)
 UV_VERSION := 0.13.8
-PACKAGES := . plugins/slime-agents plugins/slime-compat plugins/slime-convert plugins/slime-cpu plugins/slime-doctor plugins/slime-grpo plugins/slime-lora plugins/slime-offpolicy plugins/slime-ppo plugins/slime-rewards plugins/slime-searchr1 plugins/slime-models plugins/slime-testing plugins/slime-datasets plugins/slime-plots plugins/slime-trackers plugins/slime-watch
+PACKAGES := . plugins/slime-agents plugins/slime-compat plugins/slime-convert plugins/slime-cpu plugins/slime-doctor plugins/slime-grpo plugins/slime-lora plugins/slime-offpolicy plugins/slime-ppo plugins/slime-rewards plugins/slime-searchr1 plugins/slime-models plugins/slime-testing plugins/slime-datasets plugins/slime-plots plugins/slime-trackers plugins/slime-transformers plugins/slime-watch
 
 # The environment is what these files and the place of this checkout say; a change in either makes `setup` run again.
 STAMP := $(VENV)/.setup

@@ -82,6 +82,7 @@ CASES = (
     Case(("slime-searchr1",), f"--plugin searchr1 --no-eval {GENERATE}"),
     Case(("slime-searchr1", "slime-models"), "--plugin searchr1 --no-eval --num-rollout 1", trains=1),
     Case(("slime-trackers",), f"{PLAIN} --plugin prometheus --prometheus.port 0 {GENERATE}"),
+    Case(("slime-transformers",), f"{PLAIN} {GENERATE} --plugin transformers"),
     Case(("slime-testing",), None, more=("plugins new reward-model mine", "plugins check ./exact.py")),
 )
 FILES = {

@@ -85,7 +85,8 @@ def learner_of(
         num_threads=1,
         layout=layout,
     )
-    return LearnerRank(settings, activate(list(plugins), architecture=architecture).registry)
+    active = activate(list(plugins), architecture=architecture, implementation=config.model.model_impl)
+    return LearnerRank(settings, active.registry)
 
 
 def run_ranks(name: str, count: int, run: Callable[[int], None], *, limit_s: float) -> None:

@@ -126,7 +126,9 @@ def _check_model(config: RunConfig, registry: Registry) -> None:
     found = [
         f"hf_checkpoint: {folder / 'config.json'} {text}; take a checkpoint that does without, or name a plugin with a "
         "model spec that builds it (--plugin)"
-        for text in refusals(registry, architecture or "", described(folder) or {})
+        for text in refusals(
+            registry, architecture or "", described(folder) or {}, run_view(config, model_folder=folder)
+        )
     ]
     found += _unseen_images(config, registry, architecture)
     if found:
@@ -135,7 +137,8 @@ def _check_model(config: RunConfig, registry: Registry) -> None:
 
 def _unseen_images(config: RunConfig, registry: Registry, architecture: str | None) -> Iterator[str]:
     """Mistakes about images that the engines are shown and that the learner's model cannot take."""
-    keys, spec = config.data.multimodal_keys, registry.model_spec(architecture or "")
+    keys = config.data.multimodal_keys
+    spec = registry.model_spec(architecture or "", implementation=config.model.model_impl)
     if keys is None or spec is None or not has_processor(config.model.hf_checkpoint or start_weights(config)):
         return
     plugin, component = spec

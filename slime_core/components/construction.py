@@ -161,25 +161,27 @@ class ProcessSettings:
         )
 
 
-def refusals(registry: Registry, architecture: str, config: Mapping[str, Any]) -> list[str]:
+def refusals(registry: Registry, architecture: str, config: Mapping[str, Any], run: RunView) -> list[str]:
     """Return a text, with the plugin, for each part of a checkpoint that the model spec does not build.
 
     Empty if the spec builds everything, or only finds out when it builds, or if there is no spec.
 
     Arguments:
         config: the object of the checkpoint's ``config.json``.
+        run: passed if the function names it; its settings choose the implementation.
 
     Raises:
         PluginError: the function in the spec's trait ``unsupported`` cannot be imported, fails, or returns no texts.
     """
-    spec = registry.model_spec(architecture)
+    spec = registry.model_spec(architecture, implementation=str(run.settings.get("model_impl", "auto")))
     if spec is None or spec[1].traits.unsupported is None:
         return []
     plugin, component = spec
     path = component.traits.unsupported
     step = f"Report it to the author of {plugin.distribution}: it takes the object of a config.json and returns texts."
     with boundary(plugin, f"calling {path} for model spec {component.name!r}", next_step=step):
-        texts = list(load_attribute(path)(config))
+        function = load_attribute(path)
+        texts = list(function(config, **({"run": run} if "run" in passed_by_name(function) else {})))
         if not all(isinstance(text, str) for text in texts):
             raise TypeError(f"it returned {texts!r}")
     return [f"{text} by model spec {component.name!r} of {plugin}" for text in texts]

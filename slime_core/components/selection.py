@@ -104,7 +104,9 @@ def selected(config: RunConfig, registry: Registry, *, trains: bool, architectur
         yield _selected(registry, Kind.TRACKER, name, "its plugin is active")
     if trains:
         yield _policy_loss(config, registry)
-        if architecture is not None and (spec := registry.model_spec(architecture)) is not None:
+        implementation = config.model.model_impl
+        spec = None if architecture is None else registry.model_spec(architecture, implementation=implementation)
+        if spec is not None:
             yield Selected(spec[1], spec[0], f"architecture {architecture}")
 
 

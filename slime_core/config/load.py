@@ -68,7 +68,7 @@ DEFAULT = Provenance("default")
 _DEVICES = ("actor_num_nodes", "actor_num_gpus_per_node", "rollout_num_gpus_per_engine")
 _EVAL_SETS = ("eval_prompt_data", "eval_datasets")
 _COUNTED = ("engine_groups", "rollout_external_engine_addrs")
-_PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "debug_rollout_only", "device")
+_PEEKED = ("plugins", "hf_checkpoint", "model_impl", "no_plugins", "debug_rollout_only", "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,7 @@ class Peek:
     Arguments:
         plugins: the named plugins. Flags replace the list of the file.
         hf_checkpoint: the folder of the start weights; None for the built-in model.
+        model_impl: whose layers the model has, or ``auto``.
         no_plugins: plugins that are left out.
         debug_rollout_only: whether no learner is started, so that no model spec is needed.
         device: the device of learner and engines.
@@ -168,6 +169,7 @@ class Peek:
 
     plugins: tuple[str, ...] = ()
     hf_checkpoint: Path | None = None
+    model_impl: str = "auto"
     no_plugins: tuple[str, ...] = ()
     debug_rollout_only: bool = False
     device: str = "auto"

@@ -123,6 +123,9 @@ class ModelConfig(Section):
 
     hf_checkpoint: Path | None = None
     """Hugging Face folder: start weights, config.json, tokenizer. None: the built-in arithmetic model."""
+    model_impl: Name = "auto"
+    """Whose layers the learner's model has: megatron, or another implementation that a plugin offers, such as
+    transformers. auto: those of a model spec that names the checkpoint's architecture, else those of one for all."""
     initial_megatron_checkpoint: Annotated[
         Path | None,
         Conflicts(

@@ -163,6 +163,10 @@ def can_share_prompts(chunks: Sequence[Any], *, context: int, device: torch.devi
 def _is_able(chunk: Any) -> bool:
     from megatron.core.models.gpt import GPTModel
 
+    from slime_core.modeling.layers import WholeModel
+
+    if isinstance(chunk, WholeModel):
+        return chunk.shares_prompts
     if not isinstance(chunk, GPTModel) or chunk.position_embedding_type not in ("rope", "learned_absolute", "none"):
         return False
     config = chunk.config

@@ -104,7 +104,7 @@ def build_model_spec(registry: Registry, settings: LearnerSettings, *, hooks: Ho
     Raises:
         PluginError: the spec cannot be built, or a plugin cannot change this family.
     """
-    offer = registry.model_spec(settings.architecture)
+    offer = registry.model_spec(settings.architecture, implementation=settings.config.model.model_impl)
     assert offer is not None, "the driver refuses a checkpoint without a model spec"
     component = offer[1]
     spec, label = _construct(registry, Kind.MODEL_SPEC, component.name, settings)

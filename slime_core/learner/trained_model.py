@@ -144,6 +144,7 @@ def choose_kernels(chunks: Chunks, config: RunConfig, *, device: torch.device) -
         ConfigError: one that the settings name cannot be used.
     """
     from slime_core.modeling.kernels import Heads, choose_attention, compile_pointwise
+    from slime_core.modeling.layers import WholeModel
 
     compiles = config.learner.compile_pointwise
     if compiles:
@@ -156,9 +157,10 @@ def choose_kernels(chunks: Chunks, config: RunConfig, *, device: torch.device) -
             "fp32_lm_head = true, but the logits of this model are not just a product with its output weights; leave "
             "--fp32-lm-head out"
         )
+    first = chunks[0]
     is_fused = any(name.endswith("layer_norm_weight") for chunk in chunks for name, _ in chunk.named_parameters())
     return {
-        "layers": "transformer_engine" if is_fused else "local",
+        "layers": first.layers_are if isinstance(first, WholeModel) else "transformer_engine" if is_fused else "local",
         "attention": f"{attention}",
         "rotary embedding and SwiGLU": "compiled" if compiles else "not compiled",
         "logits": "float32" if config.learner.fp32_lm_head else f"{dtype}".removeprefix("torch."),

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.enums import ModelType
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
@@ -51,7 +52,15 @@ if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-__all__ = ["KeepingRouter", "PackedAttention", "PackedRow", "PackedSelfAttention", "RMSNorm", "by_position"]
+__all__ = [
+    "KeepingRouter",
+    "PackedAttention",
+    "PackedRow",
+    "PackedSelfAttention",
+    "RMSNorm",
+    "WholeModel",
+    "by_position",
+]
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -173,6 +182,26 @@ class PackedRow(PackedSeqParams):  # type: ignore[misc]
     """
 
     continues: torch.Tensor | None = None
+
+
+class WholeModel(MegatronModule):  # type: ignore[misc]
+    """A model with layers other than Megatron's, as the only chunk of a rank.
+
+    A subclass has the parts of Megatron's GPTModel that the learner uses: ``forward``, ``output_layer``, called with
+    hidden states [t, 1, h], ``embedding.word_embeddings`` and ``share_embeddings_and_output_weights``.
+
+    Attributes:
+        layers_are: whose layers they are, printed by the run.
+        shares_prompts: whether a row may have sequences that continue others; see :class:`PackedRow`.
+    """
+
+    layers_are: str
+    shares_prompts: bool = False
+    pre_process = post_process = True
+    model_type = ModelType.encoder_or_decoder
+
+    def set_input_tensor(self, input_tensor: object) -> None:
+        """Do nothing; Megatron's schedule passes the output of an earlier pipeline stage, and there is none."""
 
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]

@@ -47,7 +47,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["Positions", "Sequences", "attend", "zigzag"]
+__all__ = ["Positions", "Sequences", "attend", "causal_mask", "zigzag"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,8 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_S: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        sources, unused = ctx.saved_tensors, (None for _ in ctx.saved_tensors)
+        sources = ctx.saved_tensors  # read once: recomputation under torch's checkpoints allows no second time
+        unused = [None] * len(sources)
         if len(sources) == 2 and sources[1].size(1) == 1:  # every token is copied once
             return gradient_S.index_select(0, sources[1].squeeze(1)), None, *unused
         gradient_T = gradient_S.new_empty(ctx.num_tokens, *gradient_S.shape[1:])
@@ -395,7 +396,13 @@ LINEAR = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sequences: Sequences, *, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sequences: Sequences,
+    *,
+    scale: float | None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Return softmax(scale q k) v of every sequence, causal, aligned at its end: [t, heads * value size].
 
@@ -403,13 +410,14 @@ def attend(
         query: [t, heads, size].
         key, value: [m, heads or a divisor of it, size]; values may have another size.
         scale: None: 1 / sqrt(size).
+        window: keys that a query sees, the last ones; None: all up to its own.
 
     Raises:
         RuntimeError: on CUDA, only the kernel that stores all scores supports the call.
     """
     if takes_spans(query):
-        return attend_spans(query, key, value, sequences.spans, scale=scale)
-    return attend_padded(query, key, value, sequences.packing, scale=scale)
+        return attend_spans(query, key, value, sequences.spans, scale=scale, window=window)
+    return attend_padded(query, key, value, sequences.packing, scale=scale, window=window)
 
 
 def takes_spans(query: torch.Tensor) -> bool:
@@ -419,7 +427,13 @@ def takes_spans(query: torch.Tensor) -> bool:
 
 
 def attend_spans(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spans: Spans, *, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    spans: Spans,
+    *,
+    scale: float | None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Return the result of :func:`attend` with a kernel for sequences of unequal length."""
     from torch.nn.attention.varlen import varlen_attn
@@ -440,7 +454,7 @@ def attend_spans(
         spans.cu_keys,
         *spans.longest,
         scale=size**-0.5 if scale is None else scale,
-        window_size=(-1, 0),
+        window_size=(-1 if window is None else window - 1, 0),
         **options,
     )
     assert isinstance(output, torch.Tensor)  # a tuple only if return_aux is requested
@@ -458,17 +472,39 @@ def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def attend_padded(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, *, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    packing: Packing,
+    *,
+    scale: float | None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Return the result of :func:`attend` with a kernel for batches."""
     batches = zip(packing.pad(query), packing.pad_keys(key), packing.pad_keys(value), strict=True)
-    return packing.unpad([_attend_batch(q, k, v, scale=scale) for q, k, v in batches])
+    return packing.unpad([_attend_batch(q, k, v, scale=scale, window=window) for q, k, v in batches])
 
 
-def _attend_batch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None) -> torch.Tensor:
+def causal_mask(
+    num_queries: int, num_keys: int, window: int | None = None, *, device: torch.device | None = None
+) -> torch.Tensor:
+    """Return which keys each query sees: bool [queries, keys].
+
+    Arguments:
+        num_queries: they belong to the last keys.
+        window: as for :func:`attend`.
+    """
+    before = num_keys - num_queries
+    visible = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(diagonal=before)
+    return visible if window is None else visible.triu(diagonal=before - window + 1)
+
+
+def _attend_batch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None, window: int | None
+) -> torch.Tensor:
     """Attend with the last s of m tokens, [b, heads, s, size], over all m, [b, heads or a divisor of it, m, size]."""
     s, m = q.size(2), k.size(2)
-    visible = None if s == m else torch.ones(s, m, dtype=torch.bool, device=q.device).tril(diagonal=m - s)
+    visible = None if s == m and (window is None or window >= m) else causal_mask(s, m, window, device=q.device)
     if q.is_cuda and q.size(1) != k.size(1):  # the kernel for masks and float32 does not support grouped heads
         k, v = (part.repeat_interleave(q.size(1) // part.size(1), dim=1) for part in (k, v))
     with sdpa_kernel(list(LINEAR)) if q.is_cuda else nullcontext():

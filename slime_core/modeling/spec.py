@@ -71,7 +71,10 @@ def transformers_config(config: Mapping[str, JsonValue], run: RunView) -> Pretra
 
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in CONFIG_MAPPING:
-        installed: PretrainedConfig = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(config)))
+        kind_config = CONFIG_MAPPING[kind]
+        # transformers writes an infinity as {"__float__": "Infinity"} (configuration_utils.py).
+        fields = kind_config._decode_special_floats(copy.deepcopy(dict(config)))
+        installed: PretrainedConfig = kind_config.from_dict(fields)
         return installed
     if run.model_folder is None or run.settings.get("trust_remote_code") is not True:
         raise ConfigError(
@@ -484,13 +487,13 @@ def spec_of_checkpoint(
             registry = activate(plugins, architecture=architecture).registry
         case _:
             raise ConfigError(f"{folder / 'config.json'} names no architecture; give the folder of a language model")
-    if problems := refusals(registry, architecture, config):
+    run = run_view(RunConfig(model=ModelConfig(trust_remote_code=trust_remote_code)), model_folder=folder)
+    if problems := refusals(registry, architecture, config, run):
         raise ConfigError(f"{folder / 'config.json'} {', and '.join(problems)}")
     offer = registry.model_spec(architecture)
     assert offer is not None  # or the activation had failed
     plugin, component = offer
     name = component.name
-    run = run_view(RunConfig(model=ModelConfig(trust_remote_code=trust_remote_code)), model_folder=folder)
     spec = construct(registry, Kind.MODEL_SPEC, name, {}, run)
     hooks = Hooks(registry, place=Place.RANK, options={}, where="building a model")
     hooks.call("slime_model_spec", spec=spec)

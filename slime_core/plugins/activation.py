@@ -113,7 +113,11 @@ class ActivePlugins:
 
 
 def activate(
-    names: Sequence[str] = (), *, without: Sequence[str] = (), architecture: str | None = None
+    names: Sequence[str] = (),
+    *,
+    without: Sequence[str] = (),
+    architecture: str | None = None,
+    implementation: str = "auto",
 ) -> ActivePlugins:
     """Load the plugins; the named ones take part, and the one that builds the model.
 
@@ -121,11 +125,13 @@ def activate(
         names: the words of ``--plugin``.
         without: the words of ``--no-plugin``.
         architecture: of the checkpoint, for its model spec. None if no model is built.
+        implementation: whose layers the model has, or ``auto``.
 
     Raises:
         PluginError: a plugin cannot be loaded, or no plugin, or more than one, has a model spec for the architecture.
     """
-    return _completed(_named(load_plugins(names, without=without), names, without), None, architecture)
+    active = _named(load_plugins(names, without=without), names, without)
+    return _completed(active, None, architecture, implementation)
 
 
 def activate_line(line: Peek, *, loaded: Registry | None = None, architecture: str | None = None) -> ActivePlugins:
@@ -139,7 +145,7 @@ def activate_line(line: Peek, *, loaded: Registry | None = None, architecture: s
         PluginError: as :func:`activate`, or no plugin, or more than one, offers a component that the settings choose.
     """
     loaded = loaded or load_plugins(line.plugins, without=line.no_plugins, in_file=line.in_file)
-    return _completed(_named(loaded, line.plugins, line.no_plugins), line, architecture)
+    return _completed(_named(loaded, line.plugins, line.no_plugins), line, architecture, line.model_impl)
 
 
 def _named(loaded: Registry, names: Sequence[str], without: Sequence[str]) -> ActivePlugins:
@@ -148,11 +154,13 @@ def _named(loaded: Registry, names: Sequence[str], without: Sequence[str]) -> Ac
     return ActivePlugins(loaded, named, excluded)
 
 
-def _completed(active: ActivePlugins, line: Peek | None, architecture: str | None) -> ActivePlugins:
+def _completed(
+    active: ActivePlugins, line: Peek | None, architecture: str | None, implementation: str
+) -> ActivePlugins:
     """Add the plugins that the settings and the model use, until these name no further plugin."""
     while True:
         uses = line.uses(**active.for_load) if line else None
-        owners = {*_builder(active, architecture), *(_owners(active.loaded, uses) if uses else ())}
+        owners = {*_builder(active, architecture, implementation), *(_owners(active.loaded, uses) if uses else ())}
         if line and line.device in active.loaded.loaded:  # the plugin of a device has its name
             owners.add(line.device)
         if owners <= set(active.takes_part):
@@ -174,18 +182,20 @@ def _owners(loaded: Registry, uses: Uses) -> list[str]:
     return owners
 
 
-def _builder(active: ActivePlugins, architecture: str | None) -> list[str]:
+def _builder(active: ActivePlugins, architecture: str | None, implementation: str) -> list[str]:
     """Return the plugin with the model spec for ``architecture``."""
     if architecture is None:
         return []
-    spec = active.loaded.model_spec(architecture, prefer=active.named)
+    spec = active.loaded.model_spec(architecture, implementation=implementation, prefer=active.named)
     if spec is None:
-        architectures = sorted({name for _, entry in active.loaded.specs() for name in entry.traits.architectures})
+        layers = "" if implementation == "auto" else f" with layers of {implementation} (--model-impl)"
+        traits = [entry.traits for _, entry in active.loaded.specs()]
+        offers = sorted({f"{name} ({of.implementation})" for of in traits for name in of.architectures})
         step = "Write a plugin with a model spec (docs/models.md) and name it."
         if active.without:
             step = f"--no-plugin leaves {', '.join(active.without)} out; a plugin with a model spec has to stay."
         raise PluginError(
-            f"no plugin of the run has a model spec for architecture {architecture}. Its plugins build: "
-            f"{', '.join(architectures) or 'none'}.\n{step}"
+            f"no plugin of the run has a model spec for architecture {architecture}{layers}. Its plugins build: "
+            f"{', '.join(offers) or 'none'}.\n{step}"
         )
     return [spec[0].name]

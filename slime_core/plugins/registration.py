@@ -23,6 +23,9 @@ Target = type | Callable[..., object] | str
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
+ANY_ARCHITECTURE = "*"
+"""Stands for all architectures in those of a model spec."""
+
 CHOOSES_CODE = frozenset({"plugins", "no_plugins", "allow_plugin_change", "load", "hf_checkpoint"})
 """Settings that no preset may set: they choose the code and the weights of a run."""
 
@@ -235,22 +238,26 @@ class Registration:
         *,
         summary: str | None = None,
         architectures: AbstractSet[str] = frozenset(),
+        implementation: str = "megatron",
         unsupported: str | None = None,
         inputs: AbstractSet[str] = frozenset(),
     ) -> None:
-        """Add a model spec, which builds a model with Megatron (contract ``ModelSpec``).
+        """Add a model spec, which builds a model for the learner (contract ``ModelSpec``).
 
         Arguments:
-            architectures: the architectures in ``config.json`` that it builds.
-            unsupported: ``package.module:function``. The function takes the object of a ``config.json`` and returns a
-                text for each part that the spec does not build, such as ``sliding windows``. It is called before
-                anything starts and imports nothing heavy. None: the spec raises when it builds.
+            architectures: the architectures in ``config.json`` that it builds. ``{"*"}``: all; a spec that names an
+                architecture is preferred.
+            implementation: whose layers it builds; ``--model-impl`` chooses among several specs for an architecture.
+            unsupported: ``package.module:function``. The function takes the object of a ``config.json``, and the run
+                (:class:`~slime_core.RunView`) if it names ``run``. It returns a text for each part that the spec does
+                not build, such as ``asks for sliding windows``. It is called before anything starts. None: the spec
+                raises when it builds.
             inputs: names of ``Sample.multimodal_train_inputs``, such as ``pixel_values``, that the model's forward
                 takes as keyword arguments: those of all samples of a row, in order, on the first pipeline stage only. A
                 run whose samples carry others is refused.
         """
         traits = {"architectures": _names(architectures), "unsupported": unsupported, "inputs": _names(inputs)}
-        self._add(Kind.MODEL_SPEC, name, target, summary, **traits)
+        self._add(Kind.MODEL_SPEC, name, target, summary, implementation=implementation, **traits)
 
     def tracker(self, name: str, target: Target, *, summary: str | None = None) -> None:
         """Add a tracker, which sends metrics elsewhere (contract ``Tracker``). It is used if the plugin takes part."""

@@ -14,7 +14,7 @@ from slime_core.errors import PluginError, nearest
 from slime_core.plugins import hooks
 from slime_core.plugins.discovery import CORE, Plugin, installed, is_path, resolve, short_name, unknown_plugin
 from slime_core.plugins.loading import import_plugin, load_attribute, next_step
-from slime_core.plugins.registration import Component, Kind, Registration
+from slime_core.plugins.registration import ANY_ARCHITECTURE, Component, Kind, Registration
 from slime_core.user_code.failures import boundary
 from slime_core.user_code.limits import time_limit
 
@@ -138,16 +138,21 @@ class Registry:
         """Return all model specs, each with its plugin."""
         return [offer for name in self.names(Kind.MODEL_SPEC) for offer in self.offers(Kind.MODEL_SPEC, name)]
 
-    def model_spec(self, architecture: str, *, prefer: Iterable[str] = ()) -> tuple[Plugin, Component] | None:
+    def model_spec(
+        self, architecture: str, *, implementation: str = "auto", prefer: Iterable[str] = ()
+    ) -> tuple[Plugin, Component] | None:
         """Return the model spec for ``architecture`` and its plugin; None if no plugin offers one.
 
         Arguments:
+            implementation: whose layers it builds; ``auto``: a spec for all architectures is used if no other fits.
             prefer: plugins whose spec is meant if several plugins offer one.
 
         Raises:
             PluginError: several plugins offer one.
         """
-        specs = [spec for spec in self.specs() if architecture in spec[1].traits.architectures]
+        offers = [spec for spec in self.specs() if implementation in ("auto", spec[1].traits.implementation)]
+        specs = [spec for spec in offers if architecture in spec[1].traits.architectures]
+        specs = specs or [spec for spec in offers if ANY_ARCHITECTURE in spec[1].traits.architectures]
         specs = [spec for spec in specs if spec[0].name in prefer] or specs
         if len(specs) > 1:
             owners = " and ".join(f"{component.name!r} of {plugin}" for plugin, component in specs)

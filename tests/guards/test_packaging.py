@@ -35,6 +35,7 @@ PLUGINS = {
     "slime-searchr1",
     "slime-testing",
     "slime-trackers",
+    "slime-transformers",
     "slime-watch",
 }
 PROJECTS = {

@@ -47,7 +47,10 @@ def test_an_unknown_command_lists_those_that_exist(capsys: pytest.CaptureFixture
         ("config erase", "slime config explain KEY"),
         ("check --plugin grpo --allow-plugin-change", "allow_plugin_change"),
         ("check --plugin grpo --load nowhere", "nowhere"),
-        ("check --plugin grpo --device cpu --no-plugin models", "architecture Qwen3ForCausalLM"),
+        (
+            "check --plugin grpo --device cpu --no-plugin models --no-plugin transformers",
+            "architecture Qwen3ForCausalLM",
+        ),
         ("ledger", "slime ledger"),
         ("ledger nowhere", "nowhere is not"),
         ("ledger --load x", "slime ledger --load x"),

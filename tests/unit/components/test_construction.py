@@ -197,8 +197,8 @@ def test_a_spec_says_before_the_start_what_it_does_not_build(
     registry = activated(site.file("mine", SPEC.format(path=path)))
     if count is None:
         with pytest.raises(PluginError, match="'oak'"):
-            refusals(registry, architecture, config)
+            refusals(registry, architecture, config, RunView())
     else:
-        texts = refusals(registry, architecture, config)
+        texts = refusals(registry, architecture, config, RunView())
         assert len(texts) == count
         assert all("'oak'" in text and "'mine'" in text for text in texts)

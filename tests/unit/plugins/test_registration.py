@@ -53,7 +53,12 @@ METHODS: dict[Kind, dict[str, Any]] = {
     },
     Kind.DATA_SOURCE: {},
     Kind.ROLLOUT_SOURCE: {},
-    Kind.MODEL_SPEC: {"architectures": {"AcmeLM"}, "unsupported": "a.b:c", "inputs": {"pixel_values"}},
+    Kind.MODEL_SPEC: {
+        "architectures": {"AcmeLM"},
+        "implementation": "acme",
+        "unsupported": "a.b:c",
+        "inputs": {"pixel_values"},
+    },
     Kind.TRACKER: {},
 }
 

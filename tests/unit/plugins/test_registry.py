@@ -184,7 +184,29 @@ def test_two_specs_of_one_architecture_are_both_named_unless_one_is_preferred(si
     single = registry.model_spec("zetaLM")
     assert single is not None
     assert single == registry.find(Kind.MODEL_SPEC, "zeta:tree")
-    assert registry.model_spec("NobodyLM") is None
+    assert registry.model_spec("NobodyLM", implementation="megatron") is None
+
+
+def test_a_spec_for_all_architectures_is_used_if_no_other_fits_or_its_implementation_is_named(site: Site) -> None:
+    site.install("acme", f"{REGISTER}add.model_spec('acme', 'a.code:S', architectures={{'AcmeLM'}})")
+    site.install("zeta", f"{REGISTER}add.model_spec('all', 'z.code:S', architectures={{'*'}}, implementation='own')")
+    registry = loaded().only(("acme", "zeta"))
+    chosen = {
+        (architecture, implementation): offer and offer[1].name
+        for architecture in ("AcmeLM", "NobodyLM")
+        for implementation in ("auto", "megatron", "own", "other")
+        for offer in [registry.model_spec(architecture, implementation=implementation)]
+    }
+    assert chosen == {
+        ("AcmeLM", "auto"): "acme",
+        ("AcmeLM", "megatron"): "acme",
+        ("AcmeLM", "own"): "all",
+        ("AcmeLM", "other"): None,
+        ("NobodyLM", "auto"): "all",
+        ("NobodyLM", "megatron"): None,
+        ("NobodyLM", "own"): "all",
+        ("NobodyLM", "other"): None,
+    }
 
 
 def test_a_plugin_that_hangs_while_it_is_imported_is_broken(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ class ActivePlugin:
         Raises:
             PluginError: the function in the spec's ``unsupported`` failed.
         """
-        return refusals(self._registry, architecture, config)
+        return refusals(self._registry, architecture, config, RunView())
 
     def to_json(self, options: BaseModel | None) -> str:
         """Return the plugin, the digest of its files and its options, for :meth:`from_json` in another process.

@@ -1,0 +1,1 @@
+"""Trains a causal language model with the modelling code of transformers."""
