@@ -1,8 +1,8 @@
-"""A plugin of pytest for ``make quick``: leaves out tests that start a process or load Megatron or SGLang.
+"""A plugin of pytest for ``make quick``: leaves out tests that start a process or load a heavy library.
 
-Nobody marks tests. A file is left out if it mentions what it would start, a conformance suite, which runs properties
-on many examples, or a parser of mathematics, which takes seconds; a test that tries to start something through the code
-that it calls ends there as skipped. Tests on examples of Hypothesis run a tenth of them. ``make test`` runs all of it.
+Nobody marks tests. A file is left out if it mentions what it would start, or a conformance suite, which runs properties
+on many examples; a test that tries to start or to load something through the code that it calls ends there as skipped.
+Tests on examples of Hypothesis run a tenth of them. ``make test`` runs all of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tests.more_examples import scale_examples
 EXAMPLES = 0.1
 """Share of the examples of ``make test``."""
 
-HEAVY = ("megatron", "mbridge", "sglang", "sglang_router")
+HEAVY = ("megatron", "mbridge", "sglang", "sglang_router", "math_verify", "openai", "pyarrow")
+"""Engines, Megatron, and libraries of plugins that take seconds to import or to use."""
 
 STARTS = (
     "subprocess",
@@ -73,8 +74,8 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-class _NoEngines:
-    """Finds no module of an engine or of the learner's library: who imports one is left out."""
+class _NothingHeavy:
+    """Finds no heavy module: a test that imports one is left out."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -113,7 +114,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A test that is left out midway does not close its files and sockets; `make test` finds those that nobody closes.
     for category in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
         config.addinivalue_line("filterwarnings", f"ignore::{category}")
-    sys.meta_path.insert(0, _NoEngines())
+    sys.meta_path.insert(0, _NothingHeavy())
     subprocess.Popen.__init__ = _guarded(subprocess.Popen.__init__)  # type: ignore[method-assign]
     for owner, name in ((multiprocessing.process.BaseProcess, "start"), (os, "fork"), (os, "posix_spawn")):
         setattr(owner, name, lambda *_, **__: leave("starts a process"))

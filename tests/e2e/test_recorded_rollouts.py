@@ -84,7 +84,6 @@ def test_the_same_rollouts_become_the_same_shards_and_are_trained_to_the_same_bi
 def test_training_alone_starts_no_engine_and_ends_where_the_live_run_ended(live: Finished, again: Finished) -> None:
     assert {path.name for path in (live.folder / "logs").iterdir()} >= {"engine-0.log", "router.log"}
     assert {path.name for path in (again.folder / "logs").iterdir()} == {"rank-0.log", "sampler.log"}
-    assert "no engine and no router" in again.output
     assert live.cursor(2) == again.cursor(2) != {}
     assert [row["rollout/raw_reward"] for row in again.rows] == [row["rollout/raw_reward"] for row in live.rows[:2]]
     assert not any(name.startswith("parity/") for row in again.rows for name in row)

@@ -254,7 +254,7 @@ def test_reading_a_checkpoint_runs_no_code_of_it(megatron, tmp_path, part) -> No
         (folder / part).write_bytes(pickle.dumps(Runs(made)))
     if part == "common.pt":
         torch.save({"step": Runs(made)}, folder / part)
-    with pytest.raises(CheckpointError, match="No code of it"):
+    with pytest.raises(CheckpointError):
         sharded._read(state(), folder)
     assert not made.exists()
 

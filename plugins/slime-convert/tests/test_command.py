@@ -45,21 +45,21 @@ MAIN = "from slime_core.cli.main import main; main()"
 
 def test_two_checkpoints_are_compared_in_one_process(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="compares in one process"):
+    with pytest.raises(ConfigError, match="torchrun"):
         main(["verify", "a", "b"])
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{", "[" * 100_000])
 def test_a_config_that_is_no_object_is_refused(tmp_path: Path, content: str):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ConfigError, match="missing, or no JSON"):
+    with pytest.raises(ConfigError, match=r"config\.json"):
         config_of(tmp_path)
 
 
 @pytest.mark.parametrize("dtypes", [["bfloat16"], {"a": "Tensor"}, None])
 def test_a_table_of_dtypes_that_is_none_is_refused(tmp_path: Path, dtypes: object):
     (tmp_path / "slime-convert.json").write_text(json.dumps({"dtypes": dtypes}))
-    with pytest.raises(CheckpointError, match="copy the checkpoint again"):
+    with pytest.raises(CheckpointError, match="dtypes"):
         _casts_of(tmp_path)
 
 

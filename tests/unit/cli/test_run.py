@@ -61,6 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def save(folder: Path, step: int) -> Path:
     with drafted(folder, step) as draft:
         (draft / "hf").mkdir()
+        (draft / "hf" / "config.json").touch()
         write_state(draft, RunState(step))
     return folder / f"step-{step:06d}"
 
@@ -105,7 +106,7 @@ def test_a_run_that_goes_back_sets_later_checkpoints_aside(
 
 
 def test_a_folder_that_a_run_cannot_have_is_refused(run: Path) -> None:
-    with pytest.raises(ConfigError, match="holds another run's files"):
+    with pytest.raises(ConfigError, match="--load"):
         open_record(config(run), None)
     with pytest.raises(ConfigError, match=r"output_dir: /proc/slime/run .*--output-dir"):
         open_record(config(Path("/proc/slime/run")), None)

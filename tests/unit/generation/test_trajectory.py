@@ -271,7 +271,7 @@ async def test_a_message_ends_the_turn_and_opens_the_next_one() -> None:
 
 async def test_a_message_follows_a_turn_of_the_model() -> None:
     trajectory = context(Engine(answer("3+4?"))).start(Sample(prompt="q"))
-    with pytest.raises(ValueError, match="turn of the model"):
+    with pytest.raises(ValueError, match="messages"):
         trajectory.append_message(user("12"))
     await trajectory.generate(SAMPLING)
     trajectory.append_message(user("12"))

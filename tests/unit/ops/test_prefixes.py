@@ -140,7 +140,7 @@ def test_samples_that_share_most_stay_together():
 
 
 def test_a_micro_batch_has_a_token():
-    with pytest.raises(ValueError, match="a micro-batch of 0 tokens; accepted: at least 1"):
+    with pytest.raises(ValueError, match=" 0 tokens"):
         groups((0, 1, 1)).plan([0], num_ranks=1, max_tokens=0)
 
 
