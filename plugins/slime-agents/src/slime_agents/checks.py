@@ -6,6 +6,7 @@ Runs on the driver, before anything starts. The functions are imported later, in
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.util
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,28 +66,13 @@ def _refuse_constant(source: FunctionSource, node: ast.AST | None, accepted: str
 
 def _signature(arguments: ast.arguments) -> inspect.Signature:
     """Return the signature of a function, with None as every default and without annotations."""
-    kinds = inspect.Parameter
-    placed = [*arguments.posonlyargs, *arguments.args]
-    first_default = len(placed) - len(arguments.defaults)
-    parameters = [
-        _parameter(
-            argument,
-            kinds.POSITIONAL_ONLY if place < len(arguments.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD,
-            has_default=place >= first_default,
-        )
-        for place, argument in enumerate(placed)
-    ]
-    if arguments.vararg:
-        parameters.append(_parameter(arguments.vararg, kinds.VAR_POSITIONAL))
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        parameters.append(_parameter(argument, kinds.KEYWORD_ONLY, has_default=default is not None))
-    if arguments.kwarg:
-        parameters.append(_parameter(arguments.kwarg, kinds.VAR_KEYWORD))
-    return inspect.Signature(parameters)
-
-
-def _parameter(argument: ast.arg, kind: inspect._ParameterKind, *, has_default: bool = False) -> inspect.Parameter:
-    return inspect.Parameter(argument.arg, kind, default=None if has_default else inspect.Parameter.empty)
+    bare = copy.deepcopy(arguments)
+    bare.defaults = [ast.Constant(None) for _ in bare.defaults]
+    bare.kw_defaults = [default and ast.Constant(None) for default in bare.kw_defaults]
+    for argument in (node for node in ast.walk(bare) if isinstance(node, ast.arg)):
+        argument.annotation = None
+    stub = ast.fix_missing_locations(ast.Expression(ast.Lambda(bare, ast.Constant(None))))
+    return inspect.signature(eval(compile(stub, "<signature>", "eval")))  # without any code of the user
 
 
 def _inside(node: ast.AST) -> Iterator[ast.AST]:

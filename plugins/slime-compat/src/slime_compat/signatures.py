@@ -8,6 +8,7 @@ functions) are checked only the second time.
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,21 +120,14 @@ def _class(node: ast.ClassDef) -> Definition:
 
 
 def _signature(arguments: ast.arguments) -> inspect.Signature:
-    kinds = inspect.Parameter
-    placed = [*arguments.posonlyargs, *arguments.args]
-    defaults = len(placed) - len(arguments.defaults)
-    parameters = [_parameter(argument, _POSITIONAL[1], place >= defaults) for place, argument in enumerate(placed)]
-    if arguments.vararg:
-        parameters.append(_parameter(arguments.vararg, kinds.VAR_POSITIONAL))
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        parameters.append(_parameter(argument, kinds.KEYWORD_ONLY, default is not None))
-    if arguments.kwarg:
-        parameters.append(_parameter(arguments.kwarg, kinds.VAR_KEYWORD))
-    return inspect.Signature(parameters)
-
-
-def _parameter(node: ast.arg, kind: Any, has_default: bool = False) -> inspect.Parameter:
-    return inspect.Parameter(node.arg, kind, default=None if has_default else inspect.Parameter.empty)
+    """Return the signature of a function, with None as every default and without annotations."""
+    bare = copy.deepcopy(arguments)
+    bare.defaults = [ast.Constant(None) for _ in bare.defaults]
+    bare.kw_defaults = [default and ast.Constant(None) for default in bare.kw_defaults]
+    for argument in (node for node in ast.walk(bare) if isinstance(node, ast.arg)):
+        argument.annotation = None
+    stub = ast.fix_missing_locations(ast.Expression(ast.Lambda(bare, ast.Constant(None))))
+    return inspect.signature(eval(compile(stub, "<signature>", "eval")))  # without any code of the user
 
 
 def _without_self(method: Definition) -> Definition:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from hypothesis import strategies as st
@@ -14,8 +14,6 @@ from slime_testing.harness import Kind
 from slime_testing.packed import (
     EMPTY,
     Packing,
-    concatenated,
-    joined,
     require_column,
     require_equal,
     require_unchanged,
@@ -88,7 +86,10 @@ class CorrectionSuite(ComponentSuite):
 
     @given(packing=rows(), others=rows())
     def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(self, packing: Packing, others: Packing) -> None:
-        alone, together = self._corrected(self._terms(packing, 0.5)), self._corrected(self._joined(packing, others))
+        alone, together = (
+            self._corrected(self._terms(packing, 0.5)),
+            self._corrected(self._terms(packing.followed_by(others), 0.5)),
+        )
         for name in ("weights_T", "mask_T"):
             found_T, wanted_T = getattr(together, name)[: len(packing.mask)], getattr(alone, name)
             require_equal(found_T, wanted_T, f"{name} of a sequence changes with the other sequences in the batch.")
@@ -150,11 +151,6 @@ class CorrectionSuite(ComponentSuite):
         columns = packing.engine_columns(self.traits().reads_engine)
         return replace(_terms(packing, spread), engine_columns_T=columns)
 
-    def _joined(self, packing: Packing, others: Packing) -> CorrectionTerms:
-        reads = self.traits().reads_engine
-        columns = joined(packing.engine_columns(reads), concatenated(packing, others)[0].engine_columns(reads))
-        return replace(_joined(packing, others), engine_columns_T=columns)
-
 
 def _terms(packing: Packing, spread: float) -> CorrectionTerms:
     """Return log-probabilities of engine, trainer and current trainer that differ by at most ``spread``."""
@@ -168,11 +164,3 @@ def _terms(packing: Packing, spread: float) -> CorrectionTerms:
         current_log_probs_T=log_probs_T + packing.uniform(2, low=-spread, high=spread),
         advantages_T=packing.uniform(3, low=-1.0, high=1.0),
     )
-
-
-def _joined(packing: Packing, others: Packing) -> CorrectionTerms:
-    """Return the terms of the sequences of ``packing``, followed by those of ``others``."""
-    other, segments = concatenated(packing, others)
-    first, second = _terms(packing, 0.5), _terms(other, 0.5)
-    columns: dict[str, Any] = {name: torch.cat([getattr(first, name), getattr(second, name)]) for name in _COLUMNS}
-    return CorrectionTerms(**columns, segments=segments)

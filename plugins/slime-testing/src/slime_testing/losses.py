@@ -14,8 +14,6 @@ from slime_testing.harness import Kind
 from slime_testing.packed import (
     EMPTY,
     Packing,
-    concatenated,
-    joined,
     require_column,
     require_equal,
     require_unchanged,
@@ -75,7 +73,7 @@ class PolicyLossSuite(ComponentSuite):
     ) -> None:
         tokens = len(packing.mask)
         alone = self._loss_and_gradient(self._terms(packing, settings))
-        together = self._loss_and_gradient(self._joined(packing, others, settings))
+        together = self._loss_and_gradient(self._terms(packing.followed_by(others), settings))
         for what, alone_T, together_T in zip(("losses", "gradients"), alone, together, strict=True):
             require_equal(
                 together_T[:tokens],
@@ -124,11 +122,6 @@ class PolicyLossSuite(ComponentSuite):
         columns = packing.engine_columns(self.traits().reads_engine)
         return replace(_terms(packing, settings), engine_columns_T=columns)
 
-    def _joined(self, packing: Packing, others: Packing, settings: LossSettings) -> LossTerms:
-        reads = self.traits().reads_engine
-        columns = joined(packing.engine_columns(reads), concatenated(packing, others)[0].engine_columns(reads))
-        return replace(_joined(packing, others, settings), engine_columns_T=columns)
-
 
 def _terms(packing: Packing, settings: LossSettings) -> LossTerms:
     """Return terms with ratios between e^-0.5 and e^0.5, and advantages of both signs, none near 0."""
@@ -157,14 +150,3 @@ def _with_holes(terms: LossTerms, hole: float) -> LossTerms:
         name: _columns(terms)[name].masked_fill(masked_T, hole) for name in ("old_log_probs_T", "advantages_T")
     }
     return replace(terms, log_probs_T=log_probs_T, **others)
-
-
-def _joined(packing: Packing, others: Packing, settings: LossSettings) -> LossTerms:
-    """Return the terms of the sequences of ``packing``, followed by those of ``others``."""
-    other, segments = concatenated(packing, others)
-    first, second = (_columns(_terms(part, settings)) for part in (packing, other))
-    columns: dict[str, Any] = {
-        name: torch.cat([column.detach(), second[name].detach()]) for name, column in first.items()
-    }
-    columns["log_probs_T"].requires_grad_()
-    return LossTerms(**columns, settings=settings, segments=segments)

@@ -17,8 +17,6 @@ __all__ = [
     "EMPTY",
     "Packing",
     "SequenceSums",
-    "concatenated",
-    "joined",
     "require_column",
     "require_equal",
     "require_unchanged",
@@ -31,11 +29,20 @@ class Packing:
     """Lengths of sequences and mask of their tokens; ``seed`` determines the values of the columns.
 
     Example: ``Packing((2, 3), (1, 0, 1, 1, 1), 7)``: two sequences; the second token of the first is masked.
+
+    Arguments:
+        parts: packings whose columns are concatenated; empty if ``seed`` determines the whole columns.
     """
 
     lengths: tuple[int, ...]
     mask: tuple[int, ...]
     seed: int
+    parts: tuple[Packing, ...] = ()
+
+    def followed_by(self, others: Packing) -> Packing:
+        """Return the sequences of this packing, with the same values, and then those of ``others``, with new values."""
+        others = replace(others, seed=self.seed + 1000)
+        return Packing(self.lengths + others.lengths, self.mask + others.mask, self.seed, (self, others))
 
     @property
     def mask_T(self) -> torch.Tensor:
@@ -49,6 +56,8 @@ class Packing:
 
     def uniform(self, number: int, *, low: float, high: float) -> torch.Tensor:
         """Return a random column, float32 [T] between the bounds; each ``number`` gives another column."""
+        if self.parts:
+            return torch.cat([part.uniform(number, low=low, high=high) for part in self.parts])
         generator = torch.Generator().manual_seed(self.seed * 101 + number)
         return torch.empty(len(self.mask)).uniform_(low, high, generator=generator)
 
@@ -96,17 +105,6 @@ def rows(draw: Any, *, some_masked: bool = False) -> Packing:
     if some_masked:
         mask[0] = 0
     return Packing(tuple(lengths), tuple(mask), draw(st.integers(0, 999)))
-
-
-def concatenated(packing: Packing, others: Packing) -> tuple[Packing, SequenceSums]:
-    """Return ``others`` with new values, and the sums over the sequences of ``packing`` and then of ``others``."""
-    other = replace(others, seed=packing.seed + 1000)
-    return other, SequenceSums(packing.lengths + other.lengths)
-
-
-def joined(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tokens of each column of ``first``, followed by those of ``second``."""
-    return {name: torch.cat([column, second[name]]) for name, column in first.items()}
 
 
 def require_column(what: str, values_T: Any, like_T: torch.Tensor) -> None:
