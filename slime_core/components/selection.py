@@ -75,7 +75,7 @@ class Selected:
 
     @property
     def is_heavy(self) -> bool:
-        """Whether it runs on learner ranks; importing its target may take seconds, so it is checked when loaded."""
+        """Return whether it runs on learner ranks. Importing its target may take seconds, so ranks check it."""
         return self.kind in HEAVY or (self.kind is Kind.ADVANTAGE_ESTIMATOR and self.traits.scope == "token")
 
     def __str__(self) -> str:
@@ -95,11 +95,11 @@ def selected(config: RunConfig, registry: Registry, *, trains: bool, architectur
         if trains or setting not in FOR_TRAINING:
             for name in _named(config, setting):
                 yield _selected(registry, kind, name, setting)
-    for one in eval_sets(config):
+    for evaluation in eval_sets(config):
         for setting in ("generate_function", "rm_type"):
-            for name in _names(SELECTED_BY[setting], str(getattr(one, setting))):
+            for name in _names(SELECTED_BY[setting], str(getattr(evaluation, setting))):
                 if name not in _named(config, setting):
-                    yield _selected(registry, SELECTED_BY[setting], name, f"evaluation set {one.name}")
+                    yield _selected(registry, SELECTED_BY[setting], name, f"evaluation set {evaluation.name}")
     for name in registry.names(Kind.TRACKER):
         yield _selected(registry, Kind.TRACKER, name, "its plugin is active")
     if trains:
@@ -123,15 +123,15 @@ def check_selection(
         PluginError: no active plugin offers a component, it reads a column that nothing fills, or it does not read a
             setting that the run gives, or does what the run does in addition.
     """
-    for found in selected(config, registry, trains=trains, architecture=None):
-        _refuse_missing_setting(found, config, registry, options)
-        _refuse_unread(found, config)
-        if found.kind is Kind.ADVANTAGE_ESTIMATOR:
-            _refuse_unfilled(found)
-        elif found.kind is Kind.REWARD_MODEL:
-            _refuse_other_model(found, config)
-        elif found.kind is Kind.CORRECTION and config.algorithm.use_rollout_logprobs:
-            _refuse_equal_policies(found)
+    for chosen in selected(config, registry, trains=trains, architecture=None):
+        _refuse_missing_setting(chosen, config, registry, options)
+        _refuse_unread(chosen, config)
+        if chosen.kind is Kind.ADVANTAGE_ESTIMATOR:
+            _refuse_unfilled(chosen)
+        elif chosen.kind is Kind.REWARD_MODEL:
+            _refuse_other_model(chosen, config)
+        elif chosen.kind is Kind.CORRECTION and config.algorithm.use_rollout_logprobs:
+            _refuse_equal_policies(chosen)
     check_numbers(config, registry, trains=trains)
     if trains:
         engine_columns(config, registry)
@@ -179,44 +179,44 @@ def missing_setting(
         return "rm_model"
     plugin, name = owner.name, component.name
     declared = {plugin: registry.options[plugin]} if plugin in registry.options else {}
-    given: Any = registry.options_of(plugin, options)
+    values: Any = registry.options_of(plugin, options)
     for setting in plugin_settings(declared).values():
-        required = [one for one in setting.notes(UsedBy) if one.required and one.kind in (None, kind)]
-        if any(name in one.components for one in required) and dict(given)[setting.name] == setting.default:
+        required = [note for note in setting.notes(UsedBy) if note.required and note.kind in (None, kind)]
+        if any(name in note.components for note in required) and dict(values)[setting.name] == setting.default:
             return setting.flag.removeprefix("--").replace("-", "_")
     return None
 
 
 def _refuse_missing_setting(
-    found: Selected, config: RunConfig, registry: Registry, options: Mapping[str, object] | None
+    chosen: Selected, config: RunConfig, registry: Registry, options: Mapping[str, object] | None
 ) -> None:
-    name = f"{found.plugin.name}:{found.component.name}"
-    missing = missing_setting(found.kind, name, config, registry, options)
+    name = f"{chosen.plugin.name}:{chosen.component.name}"
+    missing = missing_setting(chosen.kind, name, config, registry, options)
     if missing is not None:
         raise PluginError(
-            f"{_reward_by(found, config)} needs {missing}, which is not set. Add --{missing.replace('_', '-')}, or "
-            f"choose another {found.kind.words}."
+            f"{_reward_by(chosen, config)} needs {missing}, which is not set. Add --{missing.replace('_', '-')}, or "
+            f"choose another {chosen.kind.words}."
         )
 
 
-def _reward_by(found: Selected, config: RunConfig) -> str:
-    named = f"rm_type = {config.rollout.rm_type}" if found.by == "rm_type" else found.by
-    return f"{named}: {found.kind.words} {found}"
+def _reward_by(chosen: Selected, config: RunConfig) -> str:
+    named = f"rm_type = {config.rollout.rm_type}" if chosen.by == "rm_type" else chosen.by
+    return f"{named}: {chosen.kind.words} {chosen}"
 
 
-def _refuse_other_model(found: Selected, config: RunConfig) -> None:
+def _refuse_other_model(chosen: Selected, config: RunConfig) -> None:
     """Refuse a reward model whose auxiliary model is not served, or is served for something else."""
-    traits = found.traits
-    wanted = traits.auxiliary_model
-    if wanted is None:
+    traits = chosen.traits
+    output = traits.auxiliary_model
+    if output is None:
         return
-    who, name = _reward_by(found, config), str(config.rollout.rm_model)
+    who, name = _reward_by(chosen, config), str(config.rollout.rm_model)
     served = {model.name: model for model in config.engine.engine_models}
-    others = ", ".join(f"{one} ({_gives(model)})" for one, model in sorted(served.items())) or "none"
+    others = ", ".join(f"{other} ({_gives(model)})" for other, model in sorted(served.items())) or "none"
     found_as = _gives(served[name]) if name in served else "not served"
-    if name not in served or wanted not in ("any", found_as):
+    if name not in served or output not in ("any", found_as):
         raise PluginError(
-            f"{who} needs an auxiliary model that gives {'scores or texts' if wanted == 'any' else wanted}; rm_model = "
+            f"{who} needs an auxiliary model that gives {'scores or texts' if output == 'any' else output}; rm_model = "
             f"{name}: {found_as}. The run serves: {others}. Name one of them with --rm-model, or serve it: a table "
             "[[engine.engine_models]] with name and model_path, for scores also is_embedding = true. Or choose another "
             "reward model."
@@ -227,44 +227,44 @@ def _gives(model: EngineModel) -> str:
     return "scores" if model.is_embedding else "texts"
 
 
-def _refuse_unfilled(found: Selected) -> None:
-    traits = found.traits
+def _refuse_unfilled(chosen: Selected) -> None:
+    traits = chosen.traits
     filled = FILLED[traits.scope]
     settings = SETTINGS_READ if traits.scope == "token" else SETTINGS_READ - {"kl"}
     unknown = sorted(traits.reads - filled - settings)
     if unknown:
         raise PluginError(
-            f"advantage estimator {found} reads {', '.join(unknown)}, which nothing "
+            f"advantage estimator {chosen} reads {', '.join(unknown)}, which nothing "
             f"fills; filled for scope {traits.scope!r} are {', '.join(sorted(filled))}. Choose another estimator, or a "
             "version of slime-rl that fills it."
         )
 
 
-def _refuse_unread(found: Selected, config: RunConfig) -> None:
+def _refuse_unread(chosen: Selected, config: RunConfig) -> None:
     """Refuse settings that say with :class:`~slime_core.config.options.ReadBy` that the component has to read them."""
-    if found.kind is Kind.POLICY_LOSS and config.provided("policy_loss"):
+    if chosen.kind is Kind.POLICY_LOSS and config.provided("policy_loss"):
         return
-    reads: AbstractSet[str] = getattr(found.component.traits, "reads", frozenset())
+    reads: AbstractSet[str] = getattr(chosen.component.traits, "reads", frozenset())
     values, unread = core_values(config), defaultdict[str, list[Setting]](list)
     for name, setting in core_settings().items():
         for entry in setting.notes(ReadBy) if values[name] != setting.default else ():
-            if entry.kind == found.kind and entry.column not in reads:
+            if entry.kind == chosen.kind and entry.column not in reads:
                 unread[entry.column].append(setting)
     for column, settings in unread.items():
-        given = ", ".join(f"{setting.name} = {as_words(values[setting.name])}" for setting in settings)
+        written = ", ".join(f"{setting.name} = {as_words(values[setting.name])}" for setting in settings)
         raise PluginError(
-            f"{given}: no effect, because {found.kind.words} {found}, chosen by "
-            f"{found.by}, does not read {column}. Leave {' and '.join(setting.flag for setting in settings)} out, or "
-            f"choose another {found.kind.words}."
+            f"{written}: no effect, because {chosen.kind.words} {chosen}, chosen by "
+            f"{chosen.by}, does not read {column}. Leave {' and '.join(setting.flag for setting in settings)} out, or "
+            f"choose another {chosen.kind.words}."
         )
 
 
-def _refuse_equal_policies(found: Selected) -> None:
-    traits = found.traits
+def _refuse_equal_policies(chosen: Selected) -> None:
+    traits = chosen.traits
     if traits.compares_engine:
         raise PluginError(
             "use_rollout_logprobs = true replaces the learner's old log-probs by the engine's, and "
-            f"corrections name {found}, which compares the two: every ratio would "
+            f"corrections name {chosen}, which compares the two: every ratio would "
             "be 1. Leave one of them out. A correction that does not compare them is added with "
             "compares_engine=False."
         )
@@ -281,9 +281,9 @@ def check_targets(
     Raises:
         PluginError: a target cannot be imported, or does not fit; names the plugin and the component.
     """
-    for found in selected(config, registry, trains=trains, architecture=architecture):
-        if found.plugin.distribution != CORE.distribution and (heavy or not found.is_heavy):
-            load(registry, found.kind, f"{found.plugin.name}:{found.component.name}")
+    for chosen in selected(config, registry, trains=trains, architecture=architecture):
+        if chosen.plugin.distribution != CORE.distribution and (heavy or not chosen.is_heavy):
+            load(registry, chosen.kind, f"{chosen.plugin.name}:{chosen.component.name}")
 
 
 def _named(config: RunConfig, setting: str) -> tuple[str, ...]:
@@ -350,11 +350,11 @@ def check_pairings(config: RunConfig, registry: Registry) -> None:
 
 
 def _refuse_unknown_log_probs(generate: Selected, config: RunConfig, registry: Registry) -> None:
-    given = list(_reading_the_engine(config, registry))
-    if given and not generate.traits.samples_from_engine:
+    readers = list(_reading_the_engine(config, registry))
+    if readers and not generate.traits.samples_from_engine:
         raise PluginError(
             f"generate_function = {generate.component.name}: the responses of {generate} are not sampled by an "
-            f"engine, so that no engine gives their log-probabilities, which are read by {', '.join(given)}. Leave "
+            f"engine, so that no engine gives their log-probabilities, which are read by {', '.join(readers)}. Leave "
             "these out (--parity-interval 0), or choose another generate function."
         )
 
@@ -445,7 +445,7 @@ def check_numbers(config: RunConfig, registry: Registry, *, trains: bool) -> Non
     Raises:
         PluginError: no number is named, or one that the model does not return: no response would have a reward.
     """
-    uses = [(f"evaluation set {one.name}", one.rm_type, one.reward_key) for one in eval_sets(config)]
+    uses = [(f"evaluation set {entry.name}", entry.rm_type, entry.reward_key) for entry in eval_sets(config)]
     if trains:
         rm_type = config.rollout.rm_type
         uses = [(f"rm_type = {rm_type}", rm_type, config.rollout.reward_key), *uses]
@@ -455,11 +455,11 @@ def check_numbers(config: RunConfig, registry: Registry, *, trains: bool) -> Non
             numbers = model.traits.numbers
             if not numbers or term.key in numbers:
                 continue
-            one = min(numbers)
+            example = min(numbers)
             raise PluginError(
                 f"{where}: reward model {model} returns {', '.join(sorted(numbers))} for each response, and {term.key} "
-                f"is none of them. Say which one counts: --reward-key {one}, reward_key in the table of an evaluation "
-                f"set, or {term.name}:{one} in a sum."
+                f"is none of them. Choose with --reward-key {example}, with reward_key in the table of an evaluation "
+                f"set, or with {term.name}:{example} in a sum."
             )
 
 
@@ -486,17 +486,17 @@ def check_settings(
         PluginError: a plugin's ``slime_check`` failed, or an annotation names a component that does not exist.
     """
     unused = _without_effect(resolved, registry, architecture) if trains else ()
-    found = [*unused, *_plugin_mistakes(resolved, registry, code or {}, trains=trains)]
-    if found:
+    mistakes = [*unused, *_plugin_mistakes(resolved, registry, code or {}, trains=trains)]
+    if mistakes:
         values = resolved.values()
-        raise config_error([blaming(message, values) for message in found])
+        raise config_error([blaming(message, values) for message in mistakes])
 
 
 def _without_effect(resolved: Resolved, registry: Registry, architecture: str | None) -> Iterator[str]:
     if resolved.config.of_plugins.code:
         return  # a function that is named by path reads every setting
     chosen = selected(resolved.config, registry, trains=True, architecture=architecture)
-    used = {(one.kind, one.component.name) for one in chosen}
+    used = {(entry.kind, entry.component.name) for entry in chosen}
     # Rows may choose reward models of plugins that the run names.
     named = {name.rpartition(":")[2] for name in resolved.config.run.plugins}
     hooks = Hooks(registry)
@@ -509,7 +509,7 @@ def _without_effect(resolved: Resolved, registry: Registry, architecture: str | 
             kind = _unread(setting, condition, registry, used, by_rows=setting.section in named)
             if kind is not None:
                 names = [name for other, name in sorted(used) if other is kind]
-                by = next((one for one, of in SELECTED_BY.items() if of is kind), kind.value)
+                by = next((name for name, of in SELECTED_BY.items() if of is kind), kind.value)
                 none = f"none of {by} = {' '.join(names)}" if names else f"{by} names no {kind.words}, and none"
                 yield (
                     f"{called(setting)} = {as_words(value)} has no effect: {none} reads it. Leave {setting.flag} out, "

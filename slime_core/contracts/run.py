@@ -121,8 +121,8 @@ class RunPlan:
 
     def to_json(self) -> str:
         """Return the record as text for :meth:`from_json`."""
-        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NOT_IN_JSON}
-        return json.dumps(found, default=_plain)
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in _NOT_IN_JSON}
+        return json.dumps(values, default=_plain)
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -77,7 +77,7 @@ class Encoder(Protocol):
 
     @property
     def uses_template(self) -> bool:
-        """Whether prompts are rendered with the chat template (``--apply-chat-template``)."""
+        """Return whether prompts are rendered with the chat template (``--apply-chat-template``)."""
         ...
 
     def encode(

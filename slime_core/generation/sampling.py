@@ -273,7 +273,7 @@ UNANSWERED = "engine"
 
 
 def is_finished(sample: Sample) -> bool:
-    """Whether the response of ``sample`` is complete."""
+    """Return whether the response of ``sample`` is complete."""
     return sample.status in (Status.COMPLETED, Status.TRUNCATED)
 
 

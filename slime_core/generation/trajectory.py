@@ -179,7 +179,7 @@ class Trajectory:
 
     @property
     def is_full(self) -> bool:
-        """Whether the response may not grow."""
+        """Return whether the response may not grow."""
         return self.remaining == 0
 
     @property

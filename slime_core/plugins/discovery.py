@@ -29,7 +29,7 @@ LOCAL_MODULE = "slime_local_"
 
 
 class Source(StrEnum):
-    """Where a plugin's code comes from."""
+    """Kind of source of a plugin's code."""
 
     INSTALLED = "installed"
     MODULE = "module"

@@ -221,8 +221,8 @@ def _result(plugin: Plugin, hook: str, result: Any) -> Any:
 
 def _listed(result: Any, accepted: type) -> list[Any]:
     entries = [] if result is None else [result] if isinstance(result, str) else list(result)
-    if wrong := [entry for entry in entries if not isinstance(entry, accepted)]:
-        raise TypeError(f"it yielded {wrong[0]!r:.80}; yield values of {accepted.__name__}")
+    if refused := [entry for entry in entries if not isinstance(entry, accepted)]:
+        raise TypeError(f"it yielded {refused[0]!r:.80}; yield values of {accepted.__name__}")
     return entries
 
 

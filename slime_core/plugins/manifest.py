@@ -61,7 +61,7 @@ class ManifestEntry:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What two entries of one plugin share; a file may be in another folder."""
+        """The key by which entries of one plugin are compared. A file may be in another folder."""
         return self.name, PurePath(self.distribution).name
 
     @property
@@ -102,8 +102,8 @@ class Manifest:
 
     def differences(self, other: Manifest) -> list[Difference]:
         """Return the differences of ``other``; the order does not count."""
-        here, there = ({entry.key: entry for entry in (*side.plugins, *side.functions)} for side in (self, other))
-        pairs = [(key[0], here.get(key), there.get(key)) for key in dict.fromkeys([*here, *there])]
+        left, right = ({entry.key: entry for entry in (*side.plugins, *side.functions)} for side in (self, other))
+        pairs = [(key[0], left.get(key), right.get(key)) for key in dict.fromkeys([*left, *right])]
         return [
             Difference(name, str(before or MISSING), str(after or MISSING))
             for name, before, after in pairs

@@ -1,4 +1,4 @@
-"""What a plugin adds to slime: :class:`Registration`, the argument of the hook ``slime_register(add)``."""
+""":class:`Registration`, the argument of the hook ``slime_register(add)``, collects the additions of a plugin."""
 
 from __future__ import annotations
 

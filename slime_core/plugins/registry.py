@@ -74,8 +74,8 @@ class Registry:
 
     def options_of(self, plugin: str, options: Mapping[str, object] | None = None) -> Any:
         """Return the plugin's options object in ``options``, or its defaults; None if it has no options."""
-        given = (options or {}).get(plugin)
-        return self.options[plugin]() if given is None and plugin in self.options else given
+        values = (options or {}).get(plugin)
+        return self.options[plugin]() if values is None and plugin in self.options else values
 
     def offers(self, kind: Kind, name: str) -> list[tuple[Plugin, Component]]:
         """Return the components of that name, each with its plugin.

@@ -37,11 +37,11 @@ __all__ = [
 
 
 PLACEHOLDER = "0assistant0turn0"
-"""Stands for an assistant's turn while the template renders what follows it."""
+"""Replaces an assistant's turn while the template renders the next messages."""
 
 UNREADABLE = (
-    "Where they are Python code that the checkpoint brings, as of Kimi K2, read the code and add --trust-remote-code; "
-    "else take the files from where the checkpoint came from."
+    "If the checkpoint has Python code for them, like Kimi K2, read the code and add --trust-remote-code; "
+    "otherwise copy the files from the source of the checkpoint."
 )
 
 
@@ -96,7 +96,7 @@ class PromptTokenizer:
     def check(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> None:
         """Raise DataError if the chat template refuses the prompt or leaves something out; returns without a template.
 
-        A conversation that ends with the assistant is rendered without the header of a further turn, as it is trained.
+        A conversation that ends with the assistant is rendered without the header of another turn, as in training.
         """
         if not self.uses_template:
             return
@@ -159,11 +159,9 @@ class PromptTokenizer:
             DataError: the tokenizer has no ``tokenizer.json``, and only that maps tokens to characters.
         """
         if not self.tokenizer.is_fast:
-            raise DataError(
-                f"the tokenizer in {self.folder} has no tokenizer.json, so that no token says what it covers"
-            )
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return list(found["input_ids"]), [tuple(span) for span in found["offset_mapping"]]
+            raise DataError(f"the tokenizer in {self.folder} has no tokenizer.json, which maps tokens to characters")
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoded["input_ids"]), [tuple(span) for span in encoded["offset_mapping"]]
 
 
 def tokenizer_without_model(
@@ -182,7 +180,7 @@ def tokenizer_without_model(
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # it warns of every prompt that is too long
-    next_step = "Take tokenizer.json and tokenizer_config.json from where the checkpoint came from."
+    next_step = "Copy tokenizer.json and tokenizer_config.json from the source of the checkpoint."
     with boundary(f"the tokenizer in {folder}", "reading it", error=DataError, next_step=next_step):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     return PromptTokenizer(
@@ -254,7 +252,7 @@ class PromptEncoder(PromptTokenizer):
 
     @property
     def end_of_sequence(self) -> int | None:
-        """The id of the token that ends a response; None: the tokenizer has none."""
+        """The id of the token that ends a response. None if the tokenizer has none."""
         end: int | None = self.tokenizer.eos_token_id
         return end
 
@@ -288,11 +286,11 @@ class PromptEncoder(PromptTokenizer):
         ]
         text = self.render([*turn, *messages], tools=tools, asks=True, first=len(turn))
         if text.count(PLACEHOLDER) != 1:
-            raise DataError(f"the chat template in {self.folder} does not write an assistant's turn as it is")
-        rest = text.partition(PLACEHOLDER)[2]
+            raise DataError(f"the chat template in {self.folder} changes the text of an assistant's turn")
+        continuation = text.partition(PLACEHOLDER)[2]
         if after in self.end_ids:
-            rest = rest.removeprefix(self.decode_all([after]))
-        return self.encode_text(rest)
+            continuation = continuation.removeprefix(self.decode_all([after]))
+        return self.encode_text(continuation)
 
     def encode_response(self, text: str) -> list[int]:
         """Return the token ids of a target response: ``text`` and the end token, if the tokenizer has one."""
@@ -300,7 +298,7 @@ class PromptEncoder(PromptTokenizer):
         return ids if self.end_of_sequence is None else [*ids, self.end_of_sequence]
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the id is that of a special token, such as the end of a turn."""
+        """Return whether the id is that of a special token, such as the end of a turn."""
         added: dict[int, Any] = self.tokenizer.added_tokens_decoder
         return token_id in added and bool(added[token_id].special)
 
@@ -321,7 +319,7 @@ def _end_ids(folder: Path, config: Any, tokenizer: Any) -> tuple[int, ...]:
     named = [tokenizer.eos_token_id, getattr(config, "eos_token_id", None)]
     if (folder / "generation_config.json").exists():
         named.append(GenerationConfig.from_pretrained(folder).eos_token_id)
-    ids = [one for ids in named if ids is not None for one in (ids if isinstance(ids, list) else [ids])]
+    ids = [token_id for ids in named if ids is not None for token_id in (ids if isinstance(ids, list) else [ids])]
     return tuple(dict.fromkeys(ids))
 
 
@@ -346,7 +344,7 @@ class Processed:
 
 
 def has_processor(folder: Path) -> bool:
-    """Whether the checkpoint in ``folder`` says how images become numbers."""
+    """Return whether the checkpoint in ``folder`` has a processor of images."""
     return any((folder / name).is_file() for name in FILES)
 
 
@@ -388,9 +386,9 @@ class CheckpointProcessor:
         images = _images(inputs)
         with boundary(f"the processor in {self._encoder.folder}", "processing a prompt's images", error=DataError):
             special = not self._encoder.uses_template  # the template has written them already
-            found = self._processor(text=[text], images=images, add_special_tokens=special, return_tensors="pt")
-        kept = {name: value for name, value in found.items() if name not in OF_TEXT}
-        return Processed(found["input_ids"][0].tolist(), kept)
+            processed = self._processor(text=[text], images=images, add_special_tokens=special, return_tensors="pt")
+        tensors = {name: value for name, value in processed.items() if name not in OF_TEXT}
+        return Processed(processed["input_ids"][0].tolist(), tensors)
 
 
 def _images(inputs: Mapping[str, Any]) -> list[Any]:
@@ -400,18 +398,18 @@ def _images(inputs: Mapping[str, Any]) -> list[Any]:
             f"the data holds {', '.join(others)} (--multimodal-keys); the processor of the checkpoint handles "
             "images only. A generate function can fill multimodal_train_inputs of its samples itself"
         )
-    found = inputs["image"]
-    return [_image(one) for one in (found if isinstance(found, list) else [found])]
+    images = inputs["image"]
+    return [_image(image) for image in (images if isinstance(images, list) else [images])]
 
 
-def _image(found: Any) -> Any:
+def _image(image: Any) -> Any:
     from transformers.image_utils import load_image
 
-    if not isinstance(found, str) or found.startswith(("http://", "https://")):
+    if not isinstance(image, str) or image.startswith(("http://", "https://")):
         raise DataError(
-            f"the image {found!r:.80} is not fetched for training; accepted: a path, or the image in base 64, alone or "
+            f"the image {image!r:.80} is not fetched for training; accepted: a path, or the image in base 64, alone or "
             "as data:image/png;base64,..."
         )
-    shown = f"the image {found!r:.80}"
+    shown = f"the image {image!r:.80}"
     with boundary(shown, "reading it", error=DataError):
-        return load_image(found)
+        return load_image(image)

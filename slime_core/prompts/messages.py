@@ -32,7 +32,7 @@ PROBE = "zq7probe"
 """Text that no template contains."""
 
 MARKS = ("80461739", "51736408")
-"""Starts of texts that stand for a message and for a call's name; digits, because templates change letters."""
+"""Starts of the texts for a message and for a call's name. Digits, because templates change letters."""
 
 PROBE_TOOL: dict[str, JsonValue] = {
     "name": f"{PROBE}tool",  # some templates read tools that are functions themselves
@@ -71,7 +71,7 @@ _said: set[str] = set()
 
 
 def messages_in(text: str) -> list[dict[str, JsonValue]] | None:
-    """Return the messages in ``text``, a JSON list of objects that each have a role; None: it is another text.
+    """Return the messages in ``text``, a JSON list of objects that each have a role, or None for other text.
 
     Example: ``'[{"role": "user", "content": "2 + 2?"}]'``, as columns of tables hold messages.
     """
@@ -82,7 +82,7 @@ def messages_in(text: str) -> list[dict[str, JsonValue]] | None:
     except (ValueError, RecursionError):
         return None
     is_chat = isinstance(value, list) and all(
-        isinstance(one, dict) and isinstance(one.get("role"), str) for one in value
+        isinstance(message, dict) and isinstance(message.get("role"), str) for message in value
     )
     return value if is_chat and value else None
 
@@ -112,7 +112,7 @@ class _Reads:
 
 
 class ChatTemplate:
-    """A chat template: what it reads, and whether a result has all messages.
+    """A chat template: the inputs that it reads, and a check that its result has all messages.
 
     Arguments:
         source: its text.
@@ -128,24 +128,24 @@ class ChatTemplate:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether the result depends on tools."""
+        """Return whether the result depends on tools."""
         user = {"role": "user", "content": PROBE}
         conversations = ([user], [{"role": "system", "content": PROBE}, user])
         return any(self._try(messages) != self._try(messages, [PROBE_TOOL]) for messages in conversations)
 
     @cached_property
     def wants_parts(self) -> bool:
-        """Whether it reads lists of parts only, not text."""
+        """Return whether it reads lists of parts only, not text."""
         return not self._reads(PROBE) and self.reads_parts
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Whether it reads lists of parts."""
+        """Return whether it reads lists of parts."""
         return self._reads([{"type": "text", "text": PROBE}])
 
     @cached_property
     def has_developer(self) -> bool:
-        """Whether it knows the role ``developer``; many write the name of any role, which the model has never seen."""
+        """Return whether it has the role ``developer``. Many templates write any role, which the model has never seen."""
         developer, user = ({"role": role, "content": PROBE} for role in ("developer", "user"))
         return "developer" in self._source and self._try([developer, user], asks=True).count(PROBE) == 2
 
@@ -237,14 +237,14 @@ class ChatTemplate:
                     return not any(quote in text for quote in ("'k'", '\\"k', "\\u0022k", "&#34;k", "&quot;k"))
         return False
 
-    def _message(self, given: Mapping[str, Any]) -> Message:
-        message: Message = {key: _without_nulls(value) for key, value in given.items() if value is not None}
+    def _message(self, original: Mapping[str, Any]) -> Message:
+        message: Message = {key: _without_nulls(value) for key, value in original.items() if value is not None}
         if message.get("role") == "developer" and not self.has_developer:
             message["role"] = "system"
             _say_once(
                 f"the chat template in {self._where} has no role 'developer'; such messages are rendered as 'system'"
             )
-        message["content"] = self._content(given.get("content"), message.get("role"))
+        message["content"] = self._content(original.get("content"), message.get("role"))
         if "function_call" in message:  # OpenAI's older form
             message["tool_calls"] = [{"function": message.pop("function_call")}, *message.get("tool_calls", ())]
         calls = message.pop("tool_calls", None)
@@ -256,13 +256,13 @@ class ChatTemplate:
         if content is None or isinstance(content, str):
             return [{"type": "text", "text": content or ""}] if self.wants_parts else content or ""
         is_data = isinstance(content, list) and not any(
-            isinstance(one, str) or "type" in one or "text" in one for one in content
+            isinstance(part, str) or "type" in part or "text" in part for part in content
         )
         if role in ("tool", "function") and (isinstance(content, dict) or (content and is_data)):
             return self._content(json.dumps(content, ensure_ascii=False), role)
         if not isinstance(content, list):
             raise ValueError(f"its content is {type(content).__name__}; accepted: text, or a list of parts")
-        parts = [_part(one) for one in content]
+        parts = [_part(part) for part in content]
         others = [part for part in parts if part.get("type") != "text"]
         if others and not self.reads_parts:
             raise ValueError(
@@ -274,10 +274,10 @@ class ChatTemplate:
         # Templates that read parts write them without a separator.
         return ("" if self.reads_parts else "\n").join(part["text"] for part in parts)
 
-    def _call(self, given: Any) -> Message:
-        if not isinstance(given, dict):
-            raise ValueError(f"a tool call is {type(given).__name__}; accepted: an object with a function")
-        call = given if isinstance(given.get("function"), dict) else _wrapped(given)
+    def _call(self, original: Any) -> Message:
+        if not isinstance(original, dict):
+            raise ValueError(f"a tool call is {type(original).__name__}; accepted: an object with a function")
+        call = original if isinstance(original.get("function"), dict) else _wrapped(original)
         function = call["function"]
         if not isinstance(function.get("name"), str):
             raise ValueError(
@@ -332,7 +332,7 @@ class ChatTemplate:
         )
 
     def _is_thought(self, messages: Sequence[Message], place: int, tools: Tools) -> bool:
-        """Whether the template leaves the assistant's text out because it is of an earlier turn."""
+        """Return whether the template leaves the assistant's text out because it is of an earlier turn."""
         if messages[place].get("role") != ASSISTANT:
             return False
         rendered = _Rendered(self._try(messages[: place + 1], tools))
@@ -384,19 +384,21 @@ def _without_nulls(value: Any) -> Any:
     """Remove keys with null from the objects in ``value``, at any depth; not from arguments."""
     if isinstance(value, dict):
         return {
-            key: one if key in MEANS_NULL else _without_nulls(one)
-            for key, one in value.items()
-            if one is not None or key in MEANS_NULL
+            key: entry if key in MEANS_NULL else _without_nulls(entry)
+            for key, entry in value.items()
+            if entry is not None or key in MEANS_NULL
         }
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+    return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _part(given: Any) -> Message:
-    if isinstance(given, str):
-        return {"type": "text", "text": given}
-    if not isinstance(given, dict):
-        raise ValueError(f"a part of its content is {type(given).__name__}; accepted: text, or an object with a type")
-    part: Message = _without_nulls(given)
+def _part(original: Any) -> Message:
+    if isinstance(original, str):
+        return {"type": "text", "text": original}
+    if not isinstance(original, dict):
+        raise ValueError(
+            f"a part of its content is {type(original).__name__}; accepted: text, or an object with a type"
+        )
+    part: Message = _without_nulls(original)
     kind = part.get("type", "text" if "text" in part else None)
     if kind not in TEXT_PARTS:
         return part
@@ -409,8 +411,8 @@ def _part(given: Any) -> Message:
 def _wrapped(call: Message) -> Message:
     """Give a call that consists of name and arguments the form of OpenAI's API."""
     inner = ("name", "arguments")
-    rest = {key: value for key, value in call.items() if key not in (*inner, "type", "function")}
-    return {**rest, "function": {key: call[key] for key in inner if key in call}}
+    others = {key: value for key, value in call.items() if key not in (*inner, "type", "function")}
+    return {**others, "function": {key: call[key] for key in inner if key in call}}
 
 
 def _text_of(message: Message) -> str:
@@ -445,8 +447,8 @@ def _after_thoughts(text: str) -> str:
 def _strings_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _strings_in(one)
+    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _strings_in(entry)
 
 
 def _shape(message: Message) -> tuple[object, ...]:

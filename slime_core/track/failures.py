@@ -35,14 +35,14 @@ class Failures:
 
     def report(self, warn: Callable[[str], None]) -> dict[str, float]:
         """Pass every warning to ``warn``, return the counts as metrics ``plugins/failures/NAME``, and empty this."""
-        taken = self.take()
-        for warning in taken.warnings:
+        failures = self.take()
+        for warning in failures.warnings:
             warn(warning)
-        return {f"plugins/failures/{name}": float(count) for name, count in taken.counts.items()}
+        return {f"plugins/failures/{name}": float(count) for name, count in failures.counts.items()}
 
     def take(self) -> Failures:
         """Return everything recorded so far, and empty this."""
-        taken = Failures(self.counts, self.warnings)
+        failures = Failures(self.counts, self.warnings)
         self.counts = Counter()
         self.warnings = []
-        return taken
+        return failures

@@ -4,18 +4,18 @@
                                  were closed, in the order of the events
     samples/train-000003.jsonl   what became of the samples of rollout 3
 
-A group is *open* from the moment the data source hands it out until a closed rollout records where it ended:
+A group is *open* from the moment when the data source returns it until a closed rollout records its end:
 ``trained``, ``filtered`` by a sample transform, ``failed``, or ``evicted`` because it was too old. A group that is put
-back is ``returned`` until it is handed out again. The sampler must hold every open group: in flight, finished, or
+back is ``returned`` until it is taken again. The sampler must hold every open group: in flight, finished, or
 aborted with a part of its response. :meth:`Recount.check` compares the two, so a group that was lost, or trained twice,
 ends the run.
 
-No counter is maintained: counts follow from the ids in the files. Each call reads only the lines that were added since
-the last one, so a step costs its own samples.
+No counter is maintained: counts follow from the ids in the files. Each call reads only new lines, so the cost of a step
+depends on its samples alone.
 
 :class:`PromptLedger` is the ledger of a run in progress. It closes a rollout once its file of samples is written; then
 every open group must be pending in the sampler. A checkpoint holds the position in the journal and the pending groups,
-so that a resumed run discards what came after it.
+so that a resumed run discards later lines.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ MARKED = 4096
 
 ENDS = ("trained", "filtered", "failed", "evicted")
 STALE, REQUEUED = "stale", "requeued"
-"""Marks of samples that were too old: left out for good, or put back, which does not end their group."""
+"""Marks of samples that were too old: discarded, or put back, which does not end their group."""
 
 FAILED_GROUP = "failed_sample"
-"""Mark of samples that are left out because another of their group failed."""
+"""Mark of samples that are discarded because another sample of their group failed."""
 
 READ = ("index", "status", "dropped", "cause")
-"""Fields of a sample's row that say where it ended."""
+"""Fields of a sample's row from which its end follows."""
 
 SHOWN = 5
 """Ids that a message names."""
@@ -58,12 +58,12 @@ Groups = Mapping[int, Sequence[int]]
 
 
 class Journal:
-    """``taken.jsonl``, appended to during a run; every line is in the file when its call returns.
+    """``taken.jsonl``, to which a run appends. Each method returns after its line is in the file.
 
-    The first line replaces what another run left there, unless :meth:`rewind` says where to continue.
+    The first line replaces the file of another run, unless :meth:`rewind` was called.
 
     Arguments:
-        folder: of samples; None: nothing is written.
+        folder: of samples. None writes nothing.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -71,20 +71,19 @@ class Journal:
         self._is_started = False
 
     def took(self, groups: Groups) -> None:
-        """``groups`` were taken from the data source."""
+        """Record groups that the data source returned."""
         self._append({"take": [[group, list(indices)] for group, indices in groups.items()]})
 
     def gave_back(self, groups: Iterable[int]) -> None:
-        """The data source has taken ``groups`` back, and will hand them out again."""
+        """Record groups that were put back, which the data source will return again."""
         self._append({"back": list(groups)})
 
     def closed(self, rollout: int, *, is_strict: bool = True) -> None:
-        """The file of ``rollout`` says what became of its samples; not strict: others may be in it than were handed
-        out."""
+        """Record that the file of ``rollout`` is complete. Unless strict, it may have samples that were never taken."""
         self._append({"close": rollout} if is_strict else {"close": rollout, "strict": False})
 
     def position(self) -> int:
-        """Bytes written so far, all of them on the disk."""
+        """Return the number of bytes so far, after they are on the disk."""
         if self._path is None or not self._is_started:
             return 0
         with self._path.open("ab") as file:
@@ -92,7 +91,7 @@ class Journal:
             return file.tell()
 
     def mark(self, position: int) -> str:
-        """SHA-256 of the bytes before ``position``, so that a resume does not continue the journal of another run."""
+        """Return the SHA-256 of the bytes before ``position``, so that a resume does not continue another journal."""
         if self._path is None or not position or not self._path.exists():
             return ""
         with self._path.open("rb") as file:
@@ -100,13 +99,13 @@ class Journal:
             return hashlib.sha256(file.read(min(position, MARKED))).hexdigest()
 
     def rewind(self, position: int | None, *, held: Groups, mark: str | None = None) -> None:
-        """Forget what came after ``position``.
+        """Discard the lines after ``position``.
 
         Arguments:
-            position: None: of a run that wrote no journal.
-            held: groups that are open there; with them alone the journal restarts where the file does not reach
-                ``position``, or is another one up to there, as in the folder of another run.
-            mark: result of :meth:`mark` for ``position``; None: there is none.
+            position: result of :meth:`position`. None for a run without journal.
+            held: groups that are open at ``position``. If the file is shorter, or is that of another run, the journal
+                restarts with these groups.
+            mark: result of :meth:`mark` for ``position``, or None.
         """
         if self._path is None:
             return
@@ -129,26 +128,26 @@ class Journal:
 
 
 End = tuple[str, str]
-"""Where a group or a sample ended, one of :data:`ENDS`, and the reason."""
+"""End of a group or a sample, one of :data:`ENDS`, and the reason."""
 
 
 @dataclass(slots=True)
 class Recount:
-    """The counts of the files of ``folder``, as far as they were read.
+    """Counts of the lines that were read from the files of ``folder``.
 
-    Example, three groups taken, one trained, one dropped for ``zero_std``, one still in flight::
+    Example with three groups: one trained, one dropped for ``zero_std``, one still in flight::
 
-        found = Recount(folder)
-        found.read()
-        found.open == {2: (4, 5)}
-        found.groups == {("trained", ""): 1, ("filtered", "zero_std"): 1}
+        recount = Recount(folder)
+        recount.read()
+        recount.open == {2: (4, 5)}
+        recount.groups == {("trained", ""): 1, ("filtered", "zero_std"): 1}
 
     Attributes:
-        taken: groups that were taken; one that was put back and taken again counts once.
-        groups, samples: (place, reason) -> how many ended there.
-        open: groups that were taken and have not ended, with the numbers of their samples.
+        taken: number of groups that were taken. A group that was put back and taken again counts once.
+        groups, samples: (end, reason) -> number of groups, or of samples.
+        open: groups that were taken and have not ended -> numbers of their samples.
         returned: groups that were put back and not taken again.
-        rollouts: closed ones.
+        rollouts: number of closed rollouts.
     """
 
     folder: Path
@@ -161,14 +160,14 @@ class Recount:
     _read: int = 0
 
     def read(self, *, until: int | None = None) -> None:
-        """Count what was added to the files since the last time.
+        """Count the lines that were added since the last call.
 
         Arguments:
-            until: bytes of the journal; None: all that is there. A last line that a killed process left unfinished is
-                left out.
+            until: bytes of the journal to read, by default all. An unfinished last line, as of a killed process, is
+                not counted.
 
         Raises:
-            RunError: the files contradict one another; names the groups.
+            RunError: the files contradict each other; names the groups.
             CheckpointError: a file is missing or malformed.
         """
         path = self.folder / JOURNAL
@@ -193,19 +192,17 @@ class Recount:
             present: groups that are in flight, finished and waiting, or held.
 
         Raises:
-            RunError: a group has gone, or is there although it has ended; names them.
+            RunError: a group is lost, or still in the sampler although it ended; names the groups.
         """
         gone = sorted(self.open.keys() - set(present))
         extra = sorted(set(present) - self.open.keys())
         if gone:
-            raise _mismatch(
-                f"{_named(gone)} handed out and nowhere: neither in a file of {self.folder} nor in flight nor held"
-            )
+            raise _mismatch(f"{_named(gone)} taken and lost: neither in a file of {self.folder} nor in flight nor held")
         if extra:
-            raise _mismatch(f"{_named(extra)} in flight or held, although the files say that they have ended")
+            raise _mismatch(f"{_named(extra)} in flight or held, although they ended according to the files")
 
     def metrics(self, *, held: int, in_flight: int) -> dict[str, float]:
-        """``ledger/...``: groups by where they are; the places add up to ``ledger/taken``."""
+        """Return ``ledger/...``: the number of groups in each place. The sum is ``ledger/taken``."""
         places = Counter(dict.fromkeys(ENDS, 0))
         for (place, _), count in self.groups.items():
             places[place] += count
@@ -228,7 +225,7 @@ class Recount:
     def _take(self, groups: Iterable[tuple[int, Sequence[int]]]) -> None:
         for group, indices in groups:
             if group in self.open:
-                raise _mismatch(f"group {group} was handed out again before it had ended")
+                raise _mismatch(f"group {group} was taken again before it ended")
             self.open[group] = tuple(indices)
             self.taken += group not in self.returned
             self.returned.discard(group)
@@ -238,7 +235,7 @@ class Recount:
             if group in self.open:
                 del self.open[group]
             else:
-                # It had ended, and its data source may train it once more: a buffer for replay.
+                # It ended, and a data source for replay trains it again.
                 self.taken += group not in self.returned
             self.returned.add(group)
 
@@ -248,7 +245,7 @@ class Recount:
         for group, row in _rows(path):
             if group is not None:
                 rows.setdefault(group, []).append(row)
-        ended = {group: end for group, found in rows.items() if (end := _end(found)) is not None}
+        ended = {group: end for group, group_rows in rows.items() if (end := _end(group_rows)) is not None}
         if is_strict:
             self._refuse(path, ended)
         for group, samples in ended.items():
@@ -261,35 +258,32 @@ class Recount:
         unknown = sorted(ended.keys() - self.open.keys(), key=str)
         if unknown:
             place, _ = _first(ended[unknown[0]].values())
-            raise _mismatch(
-                f"{path} says that {_named(unknown)} ended ({place}); such groups were never handed out, or have ended "
-                "before"
-            )
+            raise _mismatch(f"{path} has {_named(unknown)} ({place}), which were never taken, or ended before")
         for group, samples in ended.items():
             missing = sorted(set(self.open[group]) - samples.keys())
             if missing:
-                raise _mismatch(f"{path} holds group {group} without {_named(missing, 'samples')}")
+                raise _mismatch(f"{path} has group {group} without {_named(missing, 'samples')}")
 
 
 def _end(rows: Sequence[Mapping[str, Any]]) -> dict[int, End] | None:
-    """Where the samples of a group of one file ended, by their numbers; None: the group has not ended. It may come
-    again within a rollout, and end there."""
+    """Return the end of each sample of a group by number, or None if the group has not ended in this file. A group may
+    occur again within a rollout, and end there."""
     places = [(row["index"], _place(row)) for row in rows if row.get("dropped") != REQUEUED]
-    found: dict[int, End] = {}
+    ends: dict[int, End] = {}
     for index, place in places:
         if place is None:
             return None
-        found[index] = _first([found.get(index, place), place])
-    return found or None
+        ends[index] = _first([ends.get(index, place), place])
+    return ends or None
 
 
 def _first(ends: Iterable[End]) -> End:
-    """The end that counts for all of ``ends``: the first in the order of :data:`ENDS`, with a reason of its own."""
-    return min(ends, key=lambda one: (ENDS.index(one[0]), one[1] == FAILED_GROUP))
+    """Return the end that counts for all: the first by :data:`ENDS`, if possible not because of FAILED_GROUP."""
+    return min(ends, key=lambda end: (ENDS.index(end[0]), end[1] == FAILED_GROUP))
 
 
 def _place(row: Mapping[str, Any]) -> End | None:
-    """The place where one row of a file ended, and the reason; None: nowhere yet."""
+    """Return the end of a row, or None if its sample has not ended."""
     dropped, status = row.get("dropped"), row["status"]
     if dropped == FAILED_GROUP:
         return "failed", FAILED_GROUP
@@ -301,15 +295,15 @@ def _place(row: Mapping[str, Any]) -> End | None:
 
 
 def _rows(path: Path) -> Iterator[tuple[int | None, dict[str, Any]]]:
-    """The group of each row, and what says where its sample ended; not its texts, which would fill the memory."""
+    """Yield the group of each row and its fields :data:`READ`, without texts, which would fill the memory."""
     try:
         with path.open("rb") as file:
             for row in (_parsed(path, line) for line in file):
                 yield row["group"], {name: row[name] for name in READ if name in row}
     except OSError as problem:
         raise CheckpointError(
-            f"{path} cannot be read ({problem.strerror}), so nothing says what became of the samples of that rollout; "
-            "put the file back, or resume with --load into a new --output-dir."
+            f"{path} cannot be read ({problem.strerror}), so the samples of that rollout cannot be counted. "
+            "Restore the file, or resume with --load into a new --output-dir."
         ) from problem
 
 
@@ -320,9 +314,9 @@ def _parsed(path: Path, line: bytes) -> dict[str, Any]:
         raise CheckpointError(f"{path} holds a line that is not a JSON object ({problem}): {line[:80]!r}") from problem
 
 
-def _mismatch(found: str) -> RunError:
+def _mismatch(problem: str) -> RunError:
     return RunError(
-        f"The ledger does not balance: {found}. Every prompt group ends in one place, once; this is a fault of slime "
+        f"The ledger does not balance: {problem}. Every prompt group ends in one place, once; this is a fault of slime "
         "or of a plugin that takes, keeps or makes groups. Look the groups up in the files of samples; resume from the "
         "last checkpoint."
     )
@@ -339,11 +333,11 @@ LEDGER = "ledger"
 
 @dataclass(frozen=True, slots=True)
 class PendingGroups:
-    """Groups in the sampler's hands: number -> numbers of their samples.
+    """Groups in the sampler: number -> numbers of their samples.
 
     Arguments:
-        in_flight: started and not finished.
-        held: finished and waiting for a rollout, or ended with a part of their responses.
+        in_flight: not finished.
+        held: finished and waiting for a rollout, or aborted with a part of their responses.
     """
 
     in_flight: Groups = field(default_factory=dict)
@@ -351,7 +345,7 @@ class PendingGroups:
 
     @property
     def groups(self) -> dict[int, Any]:
-        """All of them."""
+        """All groups."""
         return {**self.in_flight, **self.held}
 
 
@@ -359,9 +353,9 @@ class PromptLedger:
     """Accounts for every prompt group of a run.
 
     Arguments:
-        folder: of samples; None: there is no ledger.
-        is_strict: everything goes through the sampler's hands. False: a function of the run takes prompts, keeps them
-            and makes samples as it likes, so what is open may be with it.
+        folder: of samples. None keeps no ledger.
+        is_strict: whether the sampler handles every group. False if a rollout source takes and keeps prompts itself, so
+            that it may have the open groups.
     """
 
     def __init__(self, folder: Path | None, *, is_strict: bool = True) -> None:
@@ -370,7 +364,7 @@ class PromptLedger:
         self._recount = None if folder is None else Recount(folder)
 
     def close(self, rollout: int, present: PendingGroups) -> dict[str, float]:
-        """Count what the files say now that those of ``rollout`` are written; returns ``ledger/...``.
+        """Count the groups after the samples of ``rollout`` are written. Return ``ledger/...``.
 
         Raises:
             RunError: a group is lost, or ended twice; names it.
@@ -387,14 +381,14 @@ class PromptLedger:
         return {**metrics, "perf/ledger_time": time.monotonic() - started_s}
 
     def state(self, present: PendingGroups) -> dict[str, Any]:
-        """The ledger's part of a checkpoint, JSON-ready."""
+        """Return the state for a checkpoint, as JSON-ready values."""
         groups = {"in_flight": present.in_flight, "held": present.held}
-        parts = {name: [[group, list(ids)] for group, ids in found.items()] for name, found in groups.items()}
+        parts = {name: [[group, list(ids)] for group, ids in group_ids.items()] for name, group_ids in groups.items()}
         position = self.journal.position()
         return {"journal": position, "mark": self.journal.mark(position), **parts}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Forget what came after ``state()`` was taken; None: of a run that kept no ledger."""
+        """Discard the lines after ``state``. None is the state of a run without ledger."""
         state = state or {}
         held = {group: ids for name in ("in_flight", "held") for group, ids in state.get(name, [])}
         self.journal.rewind(state.get("journal"), held=held, mark=state.get("mark"))

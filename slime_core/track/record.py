@@ -57,8 +57,8 @@ class RunRecord:
             process was killed before it wrote it.
 
     Attributes:
-        config, metrics, tensorboard, samples, logs, checkpoints: what the module's docstring lists.
-        lock_warning: why the folder could not be locked, for people; empty: it is locked.
+        config, metrics, tensorboard, samples, logs, checkpoints: see the module's docstring.
+        lock_warning: why the folder could not be locked, or empty.
 
     Raises:
         ConfigError: the directory holds something and the run is not resumed, or it is a file, or another process has
@@ -79,7 +79,7 @@ class RunRecord:
         self.pending_evaluation: dict[str, float] = {}
         if resumed_step is None and not (self.directory / LOCK).exists():
             self._refuse_used()  # before a file is made in a folder that is no run's
-        # Prompts and responses are the owner's: a new folder is closed to others, one that was there stays as it is.
+        # Prompts and responses are private: only the owner can read a new folder. An existing one stays unchanged.
         self.directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         self.lock_warning = self._lock()
         if resumed_step is None:
@@ -94,7 +94,7 @@ class RunRecord:
 
     def when_begun(self, change: Callable[[], object]) -> None:
         """Make ``change`` to the folder: now in a new run, at :meth:`begin` in a run that resumes here, because a
-        resume that is refused must leave the folder as it was."""
+        resume that is refused must not change the folder."""
         if self._when_begun is None:
             change()
         else:
@@ -102,7 +102,7 @@ class RunRecord:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the folder is this run's to write into; a run that resumes here has not begun until :meth:`begin`."""
+        """Return whether this run may write into the folder. A run that resumes here must first :meth:`begin`."""
         return self._when_begun is None
 
     def begin(self) -> None:
@@ -170,7 +170,7 @@ class RunRecord:
             )
 
     def _is_unused(self) -> bool:
-        """Whether all there is, is what a start that failed leaves."""
+        """Return whether the folder has nothing but the files of a start that failed."""
         foreign = {path.name for path in self.directory.iterdir()} - {*FOLDERS, *FILES}
         has_rows = self.metrics.exists() and self.metrics.stat().st_size > 0
         has_checkpoints = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
@@ -178,27 +178,26 @@ class RunRecord:
 
     def _keep_config(self, step: int) -> None:
         if self.config.exists():
-            kept = numbered(self.directory / f"config-step-{step:06d}.toml")
-            write_atomically(next(path for path in kept if not path.exists()), self.config.read_text(encoding="utf-8"))
+            names = numbered(self.directory / f"config-step-{step:06d}.toml")
+            write_atomically(next(path for path in names if not path.exists()), self.config.read_text(encoding="utf-8"))
 
     def _rewind(self, step: int, row: Mapping[str, float] | None) -> None:
         if not self.metrics.exists():
             return
         rows = read_rows(self.metrics)
-        kept = [one for one in rows if one["step"] < step]
+        earlier = [entry for entry in rows if entry["step"] < step]
         if row:
             # An interrupt may have left no row of the step that the checkpoint holds, or one of its evaluation alone.
             last = dict(row)
-            for one in kept:
-                last |= one if one["step"] == step - 1 else {}
-            kept = [one for one in kept if one["step"] < step - 1] + [{"step": step - 1, **last}]
-        text = "".join(json.dumps(one) + "\n" for one in kept)
+            for entry in earlier:
+                last |= entry if entry["step"] == step - 1 else {}
+            earlier = [entry for entry in earlier if entry["step"] < step - 1] + [{"step": step - 1, **last}]
+        text = "".join(json.dumps(entry) + "\n" for entry in earlier)
         self.when_begun(partial(write_atomically, self.metrics, text))
-        # The evaluation after the last step has a row of its own; it measured the weights that the resumed run starts
-        # from.
-        for one in rows:
-            if one["step"] == step:
-                self.pending_evaluation |= {name: value for name, value in one.items() if name.startswith("eval/")}
+        # The evaluation after the last step is in a separate row. It measured the start weights of the resumed run.
+        for entry in rows:
+            if entry["step"] == step:
+                self.pending_evaluation |= {name: value for name, value in entry.items() if name.startswith("eval/")}
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:
@@ -261,8 +260,8 @@ def read_rows(path: Path) -> list[dict[str, float]]:
         CheckpointError: another line is not a JSON object with a step.
     """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")]
-    return [_row(path, number, line) for number, line in enumerate(whole, start=1)]
+    complete = [line for line in lines if line.endswith("\n")]
+    return [_row(path, number, line) for number, line in enumerate(complete, start=1)]
 
 
 def _row(path: Path, number: int, line: str) -> dict[str, float]:
@@ -366,8 +365,8 @@ def read_samples(folder: Path, kind: Literal["train", "eval"], number: int) -> I
 
 
 def _record(row: dict[str, Any], eval_set: str | None) -> SampleRecord:
-    known = {one.name: row[one.name] for one in fields(SampleRecord) if one.name in row}
-    return SampleRecord(**{**known, "weight_versions": tuple(row["weight_versions"]), "eval_set": eval_set})
+    values = {entry.name: row[entry.name] for entry in fields(SampleRecord) if entry.name in row}
+    return SampleRecord(**{**values, "weight_versions": tuple(row["weight_versions"]), "eval_set": eval_set})
 
 
 class Timeline:
@@ -375,11 +374,11 @@ class Timeline:
 
         {"name": "log_probs", "step": 3, "start": 1764000000.125, "seconds": 1.9}
 
-    ``start`` is seconds since 1970 by the clock of the process's machine. ``slime report`` draws the spans. What cannot
-    be written is left out: it is for people, and no run needs it.
+    ``start`` is seconds since 1970 by the clock of the process's machine. ``slime report`` draws the spans. Spans
+    that cannot be written are dropped, because no run needs them.
 
     Arguments:
-        run: the run folder; None: nothing is written.
+        run: the run folder. None writes nothing.
         process: names the file: ``driver``, ``sampler``, ``learner-0``.
     """
 
@@ -407,5 +406,5 @@ class Timeline:
 
     def take_seconds(self) -> dict[str, float]:
         """Seconds by name of the spans that ended since the last call."""
-        found, self._seconds = self._seconds, {}
-        return found
+        seconds, self._seconds = self._seconds, {}
+        return seconds

@@ -10,8 +10,8 @@
                 metrics.update(learner.train(shards))
             track.evaluation(step + 1, sampler.evaluate())
 
-``track.evaluation`` may also be called inside the step: the version says which row it belongs to (see the package's
-docstring), not the place of the call.
+``track.evaluation`` may also be called inside the step: its row depends on the version (see the package's docstring),
+not on the place of the call.
 
 Listeners receive events, which are frozen records: ``StepFinished(step=3, metrics={"train/loss": 0.1})``. Trackers and
 displays do not end a run: :class:`Observer` counts their failures and leaves them out after three. A tracker that
@@ -286,7 +286,7 @@ class Track:
             observer.call(listener, event)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Write pending evaluations as rows of their own, and close all trackers with ``error``."""
+        """Write pending evaluations as separate rows, and close all trackers with ``error``."""
         if self.record.has_begun:
             self._flush_evaluations(before=None)
         for tracker, observer in self._trackers:
@@ -318,11 +318,11 @@ class Track:
 
 
 class TensorBoard:
-    """Writes every metric as a scalar under its own name into a new event file of ``directory``, with TensorBoard's own
+    """Writes every metric as a scalar of the same name into a new event file of ``directory``, with TensorBoard's
     classes and without torch.
 
     Arguments:
-        resumed_step: hides the events of earlier files in the directory from this step on; None: a new run.
+        resumed_step: hides the events of earlier files from this step on. None for a new run.
     """
 
     def __init__(self, directory: Path, *, resumed_step: int | None = None) -> None:

@@ -319,9 +319,9 @@ class Sample:
         """
         ids, sampled = list(tokens), None if log_probs is None else list(log_probs)
         if trainable is (sampled is None) or (sampled is not None and len(sampled) != len(ids)):
-            given = "no log-probs" if sampled is None else f"{len(sampled)} log-probs"
+            shown = "no log-probs" if sampled is None else f"{len(sampled)} log-probs"
             accepted = "one for each token" if trainable else "none, since it does not train"
-            raise ValueError(f"sample {self.index}: {len(ids)} more response tokens with {given}; accepted: {accepted}")
+            raise ValueError(f"sample {self.index}: {len(ids)} more response tokens with {shown}; accepted: {accepted}")
         self.tokens = TokenIds([*self.tokens, *ids])
         trained = [int(trainable)] * len(ids)
         if isinstance(self.loss_mask, list):
@@ -375,22 +375,22 @@ class Sample:
             TypeError: an entry is not a field of a sample.
             TypeError, ValueError, OverflowError: an entry has another type than its field.
         """
-        given: dict[str, Any] = dict(values)
-        numbers = {name: kind(given[name]) for name, kind in NUMBERS.items() if given.get(name) is not None}
-        counters = SpecInfo(**given.get("spec_info", {}))
-        status = Status(given.get("status", Status.PENDING))
-        spans = [(version, start, end) for version, start, end in given.get("weight_spans", ())]
-        inputs = read_json(given.get("multimodal_train_inputs"))
-        if given.get("engine_columns"):
+        entries: dict[str, Any] = dict(values)
+        numbers = {name: kind(entries[name]) for name, kind in NUMBERS.items() if entries.get(name) is not None}
+        counters = SpecInfo(**entries.get("spec_info", {}))
+        status = Status(entries.get("status", Status.PENDING))
+        spans = [(version, start, end) for version, start, end in entries.get("weight_spans", ())]
+        inputs = read_json(entries.get("multimodal_train_inputs"))
+        if entries.get("engine_columns"):
             import numpy as np  # here, so that importing this module does not load numpy
 
-            given["engine_columns"] = {
-                name: np.array(column, np.float32) for name, column in given["engine_columns"].items()
+            entries["engine_columns"] = {
+                name: np.array(column, np.float32) for name, column in entries["engine_columns"].items()
             }
-        if isinstance(given.get("label"), dict | list):
-            given["label"] = JsonLabel(json.dumps(given["label"]))
+        if isinstance(entries.get("label"), dict | list):
+            entries["label"] = JsonLabel(json.dumps(entries["label"]))
         read = {"status": status, "spec_info": counters, "weight_spans": spans, "multimodal_train_inputs": inputs}
-        return Sample(**{**given, **numbers, **read})
+        return Sample(**{**entries, **numbers, **read})
 
 
 PromptGroup = list[Sample]
