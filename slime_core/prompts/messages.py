@@ -145,7 +145,7 @@ class ChatTemplate:
 
     @cached_property
     def has_developer(self) -> bool:
-        """Return whether it has the role ``developer``. Many templates write any role, which the model has never seen."""
+        """Return whether it has the role ``developer``. Many templates write any role, which the model never saw."""
         developer, user = ({"role": role, "content": PROBE} for role in ("developer", "user"))
         return "developer" in self._source and self._try([developer, user], asks=True).count(PROBE) == 2
 
