@@ -11,13 +11,14 @@ The path of a rollout, in reading order:
     parity            compares the log-probabilities of learner and engines, and ends the run if they differ
     frozen_models     weights of reference, teacher and old actor, loaded into the actor's model for a pass; the
                       columns that the run reads
-    trained_model     chunks in DDP; passes through Megatron's schedule, routing replay, the optimizer step; freezing
-                      of parameters
+    trained_model     chunks in DDP; passes through Megatron's schedule, the optimizer step
     objective         policy loss, KL divergence, entropy, corrections; every divisor is in a sample's loss weight, so
                       the loss is a sum; metrics, summed over micro-batches and ranks
 
 Around it:
 
+    freezing          selects the parameters that train
+    routing_replay    records the experts of each token, and uses them in later passes
     background_save   checkpoints that the ranks write while they train
     components        builds the run's components that work on a rank, and checks them
     critic            the critic's model: a head with one number per token, value loss, optimizer; one process of a

@@ -101,7 +101,7 @@ class PackedMicroBatch:
             row 5 14 7 1 8 20 21 22 with ``cu_seqlens = [0, 2, 4, 5, 8]``, ``continues = [-1, 0, 0, -1]`` and
             ``lengths = [4, 3, 3]``.
         routes: int16 [n, k] by the number of a layer, from 1: the k experts that its router takes for each of its n
-            tokens; a layer that is missing chooses. See :mod:`slime_core.learner.trained_model`.
+            tokens; a layer that is missing chooses. See :mod:`slime_core.learner.routing_replay`.
         given_routes_TLK: int8 or int16 [t, layers, k], those of the engine, -1 if missing; None without routes.
         kept_tokens: truncated-sampling mask: the tokens that top-p and top-k kept for each response token; None if they
             kept all.

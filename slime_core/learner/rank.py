@@ -38,24 +38,24 @@ from slime_core.learner.checks import (
 )
 from slime_core.learner.components import build_learning, build_model_spec, collect_loss_parts
 from slime_core.learner.critic import Critic
+from slime_core.learner.freezing import freeze
 from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
 from slime_core.learner.micro_batches import PackedMicroBatch
 from slime_core.learner.objective import average_metrics
 from slime_core.learner.parity import ParityGate
 from slime_core.learner.process import Offloader, leave_process_groups, prepare_process
 from slime_core.learner.rank_load import RankLoad, peak_flops, rank_load
+from slime_core.learner.routing_replay import RoutingReplay
 from slime_core.learner.trained_model import (
     ACTOR,
     REFERENCE,
     TEACHER,
     NamedSpec,
-    RoutingReplay,
     TrainedModel,
     build_chunks,
     choose_kernels,
     compute_log_probs,
     forward_backward_policy,
-    freeze,
     micro_batches_of_rank,
 )
 from slime_core.learner.wrapping import WrappedSpec

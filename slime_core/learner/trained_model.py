@@ -6,8 +6,6 @@
     forward_only              the same for another output, such as a critic's values
     forward_backward_policy   gradients and metrics of one optimizer step of the actor
     forward_backward          the same for another loss, such as a critic's
-    RoutingReplay             records the experts of a token, and uses them in later passes
-    freeze                    selects the parameters that train, by regular expressions over their names
 
 Megatron is imported inside functions, after ``slime_core.modeling.prepare_megatron()``.
 """
@@ -15,8 +13,6 @@ Megatron is imported inside functions, after ``slime_core.modeling.prepare_megat
 from __future__ import annotations
 
 import copy
-import difflib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext
@@ -28,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from slime_core.config.learning import LearnerConfig, OptimizerConfig
+from slime_core.config.learning import OptimizerConfig
 from slime_core.config.model_config import described, torch_dist_folder
 from slime_core.config.schema import RunConfig
 from slime_core.contracts.learning import NamedTensors
@@ -45,7 +41,6 @@ from slime_core.user_code.failures import boundary
 
 if TYPE_CHECKING:
     from slime_core.checkpoint.sharded import StateCopy
-    from slime_core.modeling.layers import KeepingRouter
 
 
 Chunks = list[torch.nn.Module]
@@ -605,172 +600,3 @@ def _reduce(parts: Sequence[MetricSums], *, device: torch.device) -> dict[str, f
         )
     metrics: dict[str, float] = result[0]
     return metrics
-
-
-class RoutingReplay:
-    """The routers of one model, if the run replays routes; otherwise its methods do nothing.
-
-    Arguments:
-        chunks: of the model.
-        settings: of the learner: whether routes are replayed, and whether the first ones are the engine's.
-
-    Raises:
-        ConfigError: a layer has a router that does not record its choice.
-    """
-
-    def __init__(self, chunks: Sequence[torch.nn.Module], settings: LearnerConfig) -> None:
-        self._from_engine = settings.use_rollout_routing_replay
-        is_used = settings.use_routing_replay or settings.use_rollout_routing_replay
-        self._routers: list[KeepingRouter] = _routers(chunks) if is_used else []
-
-    @contextmanager
-    def record_or_replay(self, micro_batches: Sequence[PackedMicroBatch], role: str) -> Iterator[None]:
-        """Inside the block, let a pass of ``role`` replay the routes of ``micro_batches``, and record missing ones."""
-        routers = self._routers if role in (ACTOR, OLD_ACTOR) else []
-        for router in routers:
-            router.choice.start_pass(router.layer_number, micro_batches)
-        try:
-            yield
-        finally:
-            for router in routers:
-                router.choice.end()
-
-    def require_routes(self, shard: TrainBatch) -> None:
-        """Raise RunError if the engine's routes are to be replayed and are missing, or name other layers or experts."""
-        if not self._from_engine or not self._routers:
-            return  # there is nothing to replay; also on a pipeline stage without a mixture
-        config = self._routers[0].config
-        routes_TLK = shard.routes_TLK
-        if routes_TLK is None:
-            raise RunError(
-                "use_rollout_routing_replay needs the routes of every sample, and this rollout has none; one that "
-                "is loaded must have been saved with it. Or leave it out"
-            )
-        (_, layers, experts), largest = routes_TLK.shape, int(routes_TLK.max(initial=-1))
-        expected = (config.num_layers, config.moe_router_topk)
-        if (layers, experts) != expected or largest >= config.num_moe_experts:
-            raise RunError(
-                f"the engine returned routes of {layers} layers with {experts} experts a token, the largest of them "
-                f"number {largest}; the learner's model has {expected[0]} layers with {expected[1]} experts a token of "
-                f"{config.num_moe_experts}. Engine and learner must run the same model"
-            )
-
-
-def _routers(chunks: Sequence[torch.nn.Module]) -> list[KeepingRouter]:
-    from megatron.core.transformer.moe.router import Router
-
-    from slime_core.modeling.layers import KeepingRouter
-
-    routers = [part for chunk in chunks for part in chunk.modules() if isinstance(part, Router)]
-    keeping = [router for router in routers if isinstance(router, KeepingRouter)]
-    if len(routers) > len(keeping):
-        raise ConfigError(
-            "routing replay records the routes of the core's own router, but the layers of this model have another "
-            "router; build them with slime_core.modeling.local_layers, or leave use_routing_replay and "
-            "use_rollout_routing_replay out"
-        )
-    return keeping
-
-
-# --- Parameters that train --------------------------------------------------------------------------------------------
-
-
-def freeze(chunks: Sequence[torch.nn.Module], *, only: Sequence[str] = (), frozen: Sequence[str] = ()) -> None:
-    """Switch off the gradient of further parameters. Collective; before DDP wraps the chunks.
-
-    Names are those of a model that is not split: layers and experts are numbered over all pipeline and expert ranks,
-    and a tied output matrix on the last pipeline stage has the embedding's name. So an expression selects the same
-    weights in every layout.
-
-    Arguments:
-        only: train the parameters whose name contains a match of one of these expressions; empty: all.
-        frozen: train all other parameters.
-
-    Raises:
-        ConfigError: an expression matches no parameter on any rank, or no parameter trains.
-    """
-    if only or frozen:
-        _freeze_by_name(chunks, only, frozen)
-    if not all(parameter.requires_grad for chunk in chunks for parameter in chunk.parameters()):
-        for chunk in chunks:
-            _require_input_gradients(chunk)
-
-
-def _freeze_by_name(chunks: Sequence[torch.nn.Module], only: Sequence[str], frozen: Sequence[str]) -> None:
-    setting = "only_train_params_name_list" if only else "freeze_params_name_list"
-    mine = [(name, parameter) for name, parameter in unsharded_names(chunks) if parameter.requires_grad]
-    everything = _over_ranks([name for name, _ in mine])
-    _refuse_unmatched(only or frozen, everything, setting)
-    chosen = {name for name in everything if _finds(only or frozen, name)}
-    trained = chosen if only else everything - chosen
-    if not trained:
-        raise ConfigError(f"{setting} = {list(only or frozen)} leaves none of {len(everything)} parameters to train")
-    for name, parameter in mine:
-        parameter.requires_grad_(name in trained)
-
-
-def unsharded_names(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Iterate over the parameters, each with its name in the whole model."""
-    for chunk in chunks:
-        tied = getattr(chunk, "share_embeddings_and_output_weights", False)
-        for name, parameter in _named(chunk, ()):
-            yield ("embedding.word_embeddings.weight" if tied and name == "output_layer.weight" else name), parameter
-
-
-def _named(module: torch.nn.Module, place: tuple[str, ...]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    for name, parameter in module.named_parameters(recurse=False):
-        yield ".".join((*place, name)), parameter
-    for name, child in module.named_children():
-        yield from _named(child, (*place, _number(name, child, of=module, place=place)))
-
-
-def _number(name: str, child: Any, *, of: Any, place: tuple[str, ...]) -> str:
-    """Return ``name``, or the child's number in the whole model if it is a layer or an expert."""
-    if not name.isdigit():
-        return name
-    if place[-1:] == ("local_experts",):
-        from megatron.core import parallel_state
-
-        return str(int(name) + len(of) * parallel_state.get_expert_model_parallel_rank())
-    return str(getattr(child, "layer_number", int(name) + 1) - 1)
-
-
-def _require_input_gradients(chunk: Any) -> None:
-    """Make the embedding's output need a gradient if later weights would otherwise get none.
-
-    Megatron's checkpointed layers have gradients only if their input needs one (tensor_parallel/random.py:496). Ranks
-    that share experts exchange gradients in every layer, even if the experts of only one rank train. Later pipeline
-    stages receive inputs that need a gradient.
-    """
-    embedding, config = getattr(chunk, "embedding", None), chunk.config
-    shares_experts = config.expert_model_parallel_size > 1
-    recomputes = config.recompute_granularity is not None and any(part.requires_grad for part in chunk.parameters())
-    if embedding is not None and (recomputes or shares_experts):
-        embedding.register_forward_hook(_need_gradient)
-
-
-def _need_gradient(embedding: torch.nn.Module, arguments: Any, hidden_T1H: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and not hidden_T1H.requires_grad:
-        hidden_T1H.requires_grad_()
-
-
-def _over_ranks(names: list[str]) -> set[str]:
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return set(names)
-    names_of_ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(names_of_ranks, names)
-    return set().union(*names_of_ranks)
-
-
-def _finds(expressions: Sequence[str], name: str) -> bool:
-    return any(re.search(expression, name) for expression in expressions)
-
-
-def _refuse_unmatched(expressions: Sequence[str], names: set[str], setting: str) -> None:
-    for expression in expressions:
-        if not any(_finds([expression], name) for name in names):
-            near = difflib.get_close_matches(expression, sorted(names), n=3, cutoff=0.3) or sorted(names)[:3]
-            raise ConfigError(
-                f"{setting}: {expression!r} finds none of the model's {len(names)} parameters; near it are "
-                f"{', '.join(near)}. Accepted is a regular expression that finds a part of a name."
-            )

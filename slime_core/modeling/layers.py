@@ -2,7 +2,7 @@
 
     RMSNorm              the norm of every layer
     KeepingRouter        the router of a mixture of experts: records and replays the experts of each token, see
-                         :mod:`slime_core.learner.trained_model`
+                         :mod:`slime_core.learner.routing_replay`
     PackedAttention      the core attention: softmax(q k) v
     PackedSelfAttention  the layer around it: rotary positions of every packed token
     PackedRow            Megatron's description of a row, and its sequences that continue others

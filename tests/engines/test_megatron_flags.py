@@ -92,7 +92,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["full", "selective"],
 )
 def test_recomputed_layers_after_a_frozen_embedding_have_their_gradients(megatron, mixture, recomputed) -> None:
-    from slime_core.learner.trained_model import freeze
+    from slime_core.learner.freezing import freeze
 
     def gradients(**overrides: Any) -> dict[str, torch.Tensor]:
         _, (chunk,) = families.build("qwen3_moe", mixture, megatron, **overrides)

@@ -40,7 +40,7 @@ def chunk(megatron: Any, folder: Path) -> Any:
 
 
 def replay(chunk: Any, config: LearnerConfig = REPLAY) -> Any:
-    from slime_core.learner.trained_model import RoutingReplay
+    from slime_core.learner.routing_replay import RoutingReplay
 
     return RoutingReplay([chunk], config)
 

@@ -180,7 +180,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def only_experts_train(chunks: list[Any]) -> None:
     """They have an optimizer of their own, as where ranks share them."""
-    from slime_core.learner.trained_model import freeze
+    from slime_core.learner.freezing import freeze
 
     for name, parameter in chunks[0].named_parameters():
         parameter.allreduce = ".experts." not in name

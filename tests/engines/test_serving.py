@@ -164,7 +164,7 @@ def reward_model(folder: Path) -> Any:
 
 def learner_routes(megatron: Any, folder: Path, answers: list[Generation]) -> list[Any]:
     """The experts that a free pass of the learner takes for each answer, int16 [tokens - 1, layers, k]."""
-    from slime_core.learner.trained_model import RoutingReplay
+    from slime_core.learner.routing_replay import RoutingReplay
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     found = []

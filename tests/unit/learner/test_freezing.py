@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slime_core.errors import ConfigError
-from slime_core.learner.trained_model import freeze, unsharded_names
+from slime_core.learner.freezing import freeze, unsharded_names
 
 
 class Layer(torch.nn.Module):

@@ -10,8 +10,8 @@ import pytest
 
 from slime_core.config.learning import LearnerConfig
 from slime_core.errors import RunError
-from slime_core.learner import trained_model
-from slime_core.learner.trained_model import RoutingReplay
+from slime_core.learner import routing_replay
+from slime_core.learner.routing_replay import RoutingReplay
 
 
 class Noting:
@@ -33,7 +33,7 @@ class Noting:
 
 def replay(monkeypatch: pytest.MonkeyPatch, **settings: bool) -> tuple[RoutingReplay, Noting]:
     router = Noting()
-    monkeypatch.setattr(trained_model, "_routers", lambda _: [router])
+    monkeypatch.setattr(routing_replay, "_routers", lambda _: [router])
     return RoutingReplay([], LearnerConfig(**settings)), router
 
 
