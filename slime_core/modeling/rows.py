@@ -409,8 +409,8 @@ def attend(
     Arguments:
         query: [t, heads, size].
         key, value: [m, heads or a divisor of it, size]; values may have another size.
-        scale: None: 1 / sqrt(size).
-        window: keys that a query sees, the last ones; None: all up to its own.
+        scale: by default 1 / sqrt(size).
+        window: number of the last keys that a query sees; by default all up to its position.
 
     Raises:
         RuntimeError: on CUDA, only the kernel that stores all scores supports the call.
