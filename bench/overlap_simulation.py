@@ -155,7 +155,7 @@ def step_time(generating: float, training: float, *, ahead: int) -> float:
         prompts = ARITHMETIC / "data" / "train.jsonl"
         sampler = Handle(TrainSampler(SamplerSettings(config, ARITHMETIC / "model", prompts, engine.url), registry))
         control = EngineControl([engine.url])
-        with Track(RunRecord(Path(folder) / "run"), tensorboard=False) as track:
+        with Track(RunRecord(Path(folder) / "run")) as track:
             train(
                 Sleeper(training, control),
                 sampler,

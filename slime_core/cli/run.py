@@ -49,6 +49,7 @@ from slime_core.plugins.discovery import is_path
 from slime_core.plugins.manifest import MISSING, Manifest
 from slime_core.plugins.registration import Kind
 from slime_core.track.record import PRIVATE, RunRecord, numbered
+from slime_core.track.tensorboard import TensorBoard
 from slime_core.track.track import Track
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ def _train(
             trackers: dict[str, Tracker] = {
                 name: construct(active.registry, Kind.TRACKER, name, options, seen) for name in names
             }
-            with progress, Track(record, trackers=trackers, run=seen, listeners=[progress]) as track:
+            board = {"tensorboard": TensorBoard(record.tensorboard, resumed_step=record.resumed_step)}
+            with progress, Track(record, trackers=board | trackers, run=seen, listeners=[progress]) as track:
                 run(job, track=track, resume=resume)
     except DEATHS as death:
         record.release()

@@ -63,7 +63,8 @@ from slime_core.modeling import prepare_megatron
 from slime_core.plugins.lifecycle import Hooks
 from slime_core.plugins.registration import Kind
 from slime_core.plugins.registry import Registry
-from slime_core.track.record import Timeline, write_atomically
+from slime_core.track.record import write_atomically
+from slime_core.track.timeline import Timeline
 from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:

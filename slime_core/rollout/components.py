@@ -30,7 +30,7 @@ from slime_core.rollout.reward_worker import RewardPoolSettings
 from slime_core.rollout.routing import ComponentRouter, RoutedComponent, component_boundary
 from slime_core.rollout.row_checks import RowChecks, offered_to_rows
 from slime_core.rollout.transforms import Transform, Transforms
-from slime_core.track.record import SampleWriter
+from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Sample
 
 MIN_WORKERS, MAX_WORKERS = 2, 16

@@ -47,7 +47,7 @@ from slime_core.rollout.shards import BatchPlan, batch_metrics, grouped_rewards,
 from slime_core.rollout.transforms import Transforms, refuse_unusable
 from slime_core.runtime.progress import Progress
 from slime_core.track.ledger import LEDGER, PendingGroups, PromptLedger
-from slime_core.track.record import Timeline
+from slime_core.track.timeline import Timeline
 from slime_core.types import PromptGroup, Sample, Status, TrainBatch
 from slime_core.user_code.failures import boundary
 

@@ -1,8 +1,11 @@
 """The run folder, metrics, readable samples, and the accounting of prompts.
 
-    track        the metrics logger of the loop: rows, timers, trackers, listeners, events, TensorBoard
-    record       the run folder: config, metrics.jsonl (a row is on disk when its step ends), logs, checkpoints; one
-                 file of readable samples per rollout or evaluation set; the timeline of each process
+    track        the metrics logger of the loop: rows, timers, trackers, listeners, events
+    tensorboard  the tracker that every run has
+    record       the run folder: config, metrics.jsonl (a row is on disk when its step ends), logs, checkpoints
+    samples      one file of readable samples per rollout or evaluation set
+    timeline     the spans of each process
+    failures     errors of observers
     ledger       prompt accounting: where every prompt group ended, from the files of the run folder
 
 The rule: **row k of every tracker describes the weights of version k**, the weights after k training steps. So

@@ -19,20 +19,15 @@ import fcntl
 import json
 import os
 import socket
-import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from itertools import chain, count, repeat
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal
 
 from slime_core.errors import CheckpointError, ConfigError, RunError
-from slime_core.types import Sample, SampleRecord
-from slime_core.untrusted import as_object, parse_json
 
 PRIVATE = 0o700
 """Mode of a new run folder."""
@@ -274,137 +269,3 @@ def _row(path: Path, number: int, line: str) -> dict[str, float]:
             "remove the line, or resume into a new directory."
         ) from error
     return row
-
-
-class SampleWriter:
-    """``folder/train-000003.jsonl`` holds the samples of rollout 3 after it was collected.
-
-    Arguments:
-        folder: None: nothing is written.
-        num_with_tokens: how many of a file's first rows hold ``tokens``, ``loss_mask`` and ``rollout_log_probs`` too.
-    """
-
-    def __init__(self, folder: Path | None, *, num_with_tokens: int = 0) -> None:
-        self._folder = folder
-        self._num_with_tokens = num_with_tokens
-
-    def write(
-        self, name: str, number: int, samples: Sequence[Sample], *, dropped: Sequence[tuple[str, Sample]] = ()
-    ) -> Path | None:
-        """Write the samples of one rollout or evaluation; replaces the file of an earlier attempt.
-
-        Arguments:
-            dropped: samples that are not trained on because a sample transform left them out, with the reason.
-        """
-        if self._folder is None:
-            return None
-        path = self._folder / f"{name}-{number:06d}.jsonl"
-        lines = []
-        for place, (reason, sample) in enumerate(chain(zip(repeat(None), samples), dropped)):
-            row = _readable(sample, reason) | (_tokens(sample) if place < self._num_with_tokens else {})
-            # A lone surrogate, which JSON allows and UTF-8 does not, is written as a JSON escape.
-            lines.append(f"{_as_text(row)}\n".encode("utf-8", "backslashreplace"))
-        return write_atomically(path, b"".join(lines))
-
-
-_as_text = json.JSONEncoder(ensure_ascii=False).encode
-
-
-def _readable(sample: Sample, dropped: str | None) -> dict[str, object]:
-    row: dict[str, object] = {
-        "group": sample.group_index,
-        "index": sample.index,
-        "prompt": sample.prompt,
-        "response": sample.response,
-        "label": sample.label,
-        "reward": sample.reward,
-        "status": sample.status.value,
-        "response_length": sample.response_length,
-        "weight_versions": sample.weight_versions,
-        "metadata": sample.metadata,
-    }
-    # A response of one weight version has one span, which its version describes.
-    spans = sample.weight_spans if len(sample.weight_versions) > 1 else None
-    marks = {
-        "weight_spans": spans,
-        "error": sample.error,
-        "cause": sample.failure_cause,
-        "masked": sample.remove_sample or None,
-        "dropped": dropped,
-    }
-    return row | {name: mark for name, mark in marks.items() if mark is not None}
-
-
-def _tokens(sample: Sample) -> dict[str, object]:
-    """The token ids of prompt and response; of each response token, whether it trains, and the engine's
-    log-probability."""
-    mask, log_probs = sample.loss_mask, sample.rollout_log_probs
-    return {
-        "tokens": list(sample.tokens),
-        "loss_mask": [1] * sample.response_length if mask is None else list(mask),
-        "rollout_log_probs": None if log_probs is None else list(log_probs),
-    }
-
-
-def read_samples(folder: Path, kind: Literal["train", "eval"], number: int) -> Iterator[SampleRecord]:
-    """The rows that a run wrote for rollout ``number``, or for the evaluation of its weights, set after set.
-
-    Reads one line at a time; yields nothing if there is no file.
-    """
-    pattern = f"{kind}-{number:06d}.jsonl" if kind == "train" else f"{kind}-*-{number:06d}.jsonl"
-    for path in sorted(folder.glob(pattern)):
-        eval_set = None if kind == "train" else path.stem.removeprefix("eval-").removesuffix(f"-{number:06d}")
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                try:
-                    yield _record(as_object(parse_json(line)), eval_set)
-                except (ValueError, LookupError, TypeError) as problem:
-                    raise CheckpointError(
-                        f"{path} holds a line that is not a sample ({problem!r}): {line[:80]!r}"
-                    ) from None
-
-
-def _record(row: dict[str, Any], eval_set: str | None) -> SampleRecord:
-    values = {entry.name: row[entry.name] for entry in fields(SampleRecord) if entry.name in row}
-    return SampleRecord(**{**values, "weight_versions": tuple(row["weight_versions"]), "eval_set": eval_set})
-
-
-class Timeline:
-    """Appends what one process did when to ``RUN/timeline/PROCESS.jsonl``, one span a line.
-
-        {"name": "log_probs", "step": 3, "start": 1764000000.125, "seconds": 1.9}
-
-    ``start`` is seconds since 1970 by the clock of the process's machine. ``slime report`` draws the spans. Spans
-    that cannot be written are dropped, because no run needs them.
-
-    Arguments:
-        run: the run folder. None writes nothing.
-        process: names the file: ``driver``, ``sampler``, ``learner-0``.
-    """
-
-    def __init__(self, run: Path | None, process: str) -> None:
-        self._path = None if run is None else run / "timeline" / f"{process}.jsonl"
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def span(self, name: str, step: int | None) -> Iterator[None]:
-        """The time in the context is a span; none if it fails."""
-        start_s = time.monotonic()
-        yield
-        self.ended(name, step, time.monotonic() - start_s)
-
-    def ended(self, name: str, step: int | None, seconds: float) -> None:
-        """A span of ``seconds`` ends now."""
-        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-        if self._path is None:
-            return
-        row = {"name": name, "step": step, "start": round(time.time() - seconds, 6), "seconds": round(seconds, 6)}
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-
-    def take_seconds(self) -> dict[str, float]:
-        """Seconds by name of the spans that ended since the last call."""
-        seconds, self._seconds = self._seconds, {}
-        return seconds

@@ -28,12 +28,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
-from pathlib import Path
 from typing import Literal, ParamSpec
 
 from slime_core.contracts import RunView, SampleTracker, Tracker
 from slime_core.errors import NonFiniteError
-from slime_core.track.record import RunRecord, Timeline, checkpoint_of, read_samples
+from slime_core.track.record import RunRecord, checkpoint_of
+from slime_core.track.samples import read_samples
+from slime_core.track.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,6 @@ class EvalFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFinished:
-    """No step follows; ``seconds`` since the track was opened."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Warned:
     """A warning for the user, in full sentences."""
 
@@ -81,7 +75,7 @@ class Noted:
     message: str
 
 
-Event = PhaseStarted | StepFinished | EvalFinished | RunFinished | Warned | Noted
+Event = PhaseStarted | StepFinished | EvalFinished | Warned | Noted
 Listener = Callable[[Event], None]
 
 
@@ -170,16 +164,15 @@ def _finite(name: str, value: float) -> float:
 
 
 class Track:
-    """The metrics logger of a run: writes a row per step to ``metrics.jsonl``, to TensorBoard and to further trackers,
-    and sends events to listeners.
+    """The metrics logger of a run: writes a row per step to ``metrics.jsonl`` and to trackers, and sends events to
+    listeners.
 
     ``metrics.jsonl`` is the record: failing to write it ends the run. Trackers and listeners only observe: after three
     failures such an observer is off for the rest of the run, and one :class:`Warned` reports it.
 
     Arguments:
         record: the run folder.
-        tensorboard: also write TensorBoard events.
-        trackers: further trackers by name.
+        trackers: by name.
         run: the view of the run with which trackers are started.
         listeners: called with every event, in the driver's thread.
 
@@ -191,22 +184,16 @@ class Track:
         self,
         record: RunRecord,
         *,
-        tensorboard: bool = True,
         trackers: Mapping[str, Tracker] | None = None,
         run: RunView | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
         self.record = record
         self._run = run or RunView(folder=record.directory)
-        self._started_s = time.monotonic()
         record.metrics.touch()
         self._timeline = Timeline(record.directory, "driver")
         self._listeners = [(listener, self._observer(f"Listener {listener!r}")) for listener in listeners]
-        all_trackers = dict(trackers or {})
-        if tensorboard:
-            first = {"tensorboard": TensorBoard(record.tensorboard, resumed_step=record.resumed_step)}
-            all_trackers = {**first, **all_trackers}
-        self._trackers = [(tracker, self._observer(f"Tracker {name!r}")) for name, tracker in all_trackers.items()]
+        self._trackers = [(tracker, self._observer(f"Tracker {name!r}")) for name, tracker in (trackers or {}).items()]
         self._step: int | None = None
         self._metrics = Metrics()
         self._last_row = -1
@@ -291,7 +278,6 @@ class Track:
             self._flush_evaluations(before=None)
         for tracker, observer in self._trackers:
             self._observer(observer.name).call(tracker.close, error)  # one that is off is closed too
-        self.emit(RunFinished(time.monotonic() - self._started_s))
 
     def _flush_evaluations(self, *, before: int | None) -> None:
         for version in sorted(self._evaluations):
@@ -315,40 +301,3 @@ class Track:
 
     def _observer(self, name: str) -> Observer:
         return Observer(name, on_give_up=self.warn)
-
-
-class TensorBoard:
-    """Writes every metric as a scalar of the same name into a new event file of ``directory``, with TensorBoard's
-    classes and without torch.
-
-    Arguments:
-        resumed_step: hides the events of earlier files from this step on. None for a new run.
-    """
-
-    def __init__(self, directory: Path, *, resumed_step: int | None = None) -> None:
-        from tensorboard.compat.proto import event_pb2, summary_pb2  # here: takes 0.2 s to import
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._events, self._summaries = event_pb2, summary_pb2
-        self._writer = EventFileWriter(str(directory))
-        self._hidden_from = resumed_step
-
-    def start(self, run: object) -> None:
-        """The constructor has opened the event file."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one event and flush it: a step takes long enough for its row to be worth seeing."""
-        if self._hidden_from is not None:  # with the first row: a resume that is refused hides nothing
-            started = self._events.SessionLog(status=self._events.SessionLog.START)
-            event = self._events.Event(wall_time=time.time(), step=self._hidden_from, session_log=started)
-            self._writer.add_event(event)
-            self._hidden_from = None
-        summary = self._summaries.Summary
-        values = [summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary(value=values)))
-        self._writer.flush()
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Close the file; no event may follow."""
-        del error
-        self._writer.close()

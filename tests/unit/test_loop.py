@@ -120,7 +120,7 @@ def run(tmp_path):
         stop: Termination | None = None,
     ) -> RunState:
         hooks = Hooks(activate(plugins).registry, place=Place.DRIVER, options={})
-        with Track(RunRecord(tmp_path / "run"), tensorboard=False) as track:
+        with Track(RunRecord(tmp_path / "run")) as track:
             return train(
                 diary,
                 diary,

@@ -14,7 +14,7 @@ from slime_core.cli.evaluate import expand, table
 from slime_core.cli.main import main
 from slime_core.errors import ConfigError
 from slime_core.track.ledger import Journal
-from slime_core.track.record import SampleWriter
+from slime_core.track.samples import SampleWriter
 from slime_core.types import Sample, Status
 
 SCORES = {

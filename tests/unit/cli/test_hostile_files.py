@@ -18,7 +18,7 @@ from slime_core.cli.main import main
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import CheckpointError
 from slime_core.track.ledger import JOURNAL
-from slime_core.track.record import read_samples
+from slime_core.track.samples import read_samples
 from tests.fuzz import KINDS, findings
 
 INDEX = "model.safetensors.index.json"

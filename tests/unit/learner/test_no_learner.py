@@ -60,7 +60,7 @@ def test_without_a_learner_the_loop_samples_evaluates_and_knows_whose_weights_it
         debug=DebugConfig(debug_rollout_only=True),
     )
     hooks = Hooks(activate(()).registry, place=Place.DRIVER, options={})
-    with Track(RunRecord(tmp_path / "run"), tensorboard=False) as track:
+    with Track(RunRecord(tmp_path / "run")) as track:
         end = train(
             NoLearner(),
             Generating(),

@@ -131,7 +131,7 @@ def config(*, own: bool = True, steps: int = 3, interval: int = 1, save: int | N
 def run(play: Play, settings: RunConfig, folder: Path, state: RunState | None = None) -> list[dict[str, float]]:
     """The rows of the loop with ``play``."""
     hooks = Hooks(activate(()).registry, place=Place.DRIVER, options={})
-    with Track(RunRecord(folder / "run"), tensorboard=False) as track:
+    with Track(RunRecord(folder / "run")) as track:
         publish = play.publish_for_evaluation if play.own else None
         sampler = ConcurrentEvalSampler(
             play,  # type: ignore[arg-type]
@@ -226,7 +226,7 @@ def test_every_row_says_what_waiting_for_evaluations_has_cost(tmp_path: Path) ->
 
 def pending(folder: Path, step: int, *, evaluated: bool) -> Track:
     """The track of a run that is resumed at ``step``, whose folder has that row."""
-    with Track(RunRecord(folder), tensorboard=False) as track:
+    with Track(RunRecord(folder)) as track:
         for one in range(step + 1):
             with track.step(one):
                 pass
@@ -234,7 +234,7 @@ def pending(folder: Path, step: int, *, evaluated: bool) -> Track:
             track.evaluation(step, {"eval/sums": 0.5})
     record = RunRecord(folder, resumed_step=step)
     record.begin()
-    return Track(record, tensorboard=False)
+    return Track(record)
 
 
 @pytest.mark.parametrize(("step", "evaluated", "owed"), [(2, False, True), (2, True, False), (1, False, False)])

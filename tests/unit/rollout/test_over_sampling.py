@@ -20,7 +20,7 @@ from slime_core.rollout import group_scheduler as module
 from slime_core.rollout.group_scheduler import GroupScheduler, RequeueBuffer
 from slime_core.rollout.routing import RoutedComponent
 from slime_core.track.ledger import Journal, PendingGroups, PromptLedger, Recount
-from slime_core.track.record import SampleWriter
+from slime_core.track.samples import SampleWriter
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds
 from slime_datasets.options import DatasetsOptions
 from slime_datasets.prompt_files import PromptFiles

@@ -8,7 +8,7 @@ import pytest
 
 from slime_core.errors import CheckpointError, RunError
 from slime_core.track.ledger import JOURNAL, Journal, Recount
-from slime_core.track.record import SampleWriter
+from slime_core.track.samples import SampleWriter
 from slime_core.types import Sample, Status
 
 

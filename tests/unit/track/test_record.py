@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import CheckpointError, ConfigError, RunError
-from slime_core.track.record import RunRecord, SampleWriter, Timeline, write_atomically
+from slime_core.track.record import RunRecord, write_atomically
+from slime_core.track.samples import SampleWriter
+from slime_core.track.tensorboard import TensorBoard
+from slime_core.track.timeline import Timeline
 from slime_core.track.track import Track
 from slime_core.types import Sample, Status
 
@@ -141,7 +144,8 @@ def test_a_resume_that_never_begins_leaves_the_folder_as_it_was(tmp_path: Path) 
     (tmp_path / "config.toml").write_text("first")
     record = RunRecord(tmp_path, resumed_step=1)
     record.when_begun(lambda: record.write_text("config.toml", "second"))
-    with Track(record) as track:
+    board = TensorBoard(record.tensorboard, resumed_step=1)
+    with Track(record, trackers={"tensorboard": board}) as track:
         track.evaluation(1, {"eval/x": 0.75})
     assert record.metrics.read_text() == rows
     assert record.config.read_text() == "first"

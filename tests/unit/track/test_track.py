@@ -11,8 +11,10 @@ from typing import Literal
 import pytest
 
 from slime_core.errors import NonFiniteError, ProcessDied
-from slime_core.track.record import RunRecord, SampleWriter, read_samples
-from slime_core.track.track import EvalFinished, Event, Metrics, PhaseStarted, RunFinished, StepFinished, Track, Warned
+from slime_core.track.record import RunRecord
+from slime_core.track.samples import SampleWriter, read_samples
+from slime_core.track.tensorboard import TensorBoard
+from slime_core.track.track import EvalFinished, Event, Metrics, PhaseStarted, StepFinished, Track, Warned
 from slime_core.types import Sample, SampleRecord, Status
 
 
@@ -54,7 +56,7 @@ def rows(record: RunRecord) -> list[dict[str, float]]:
 
 def test_a_step_is_one_line_written_when_it_ends(tmp_path: Path) -> None:
     record = RunRecord(tmp_path)
-    with Track(record, tensorboard=False) as track:
+    with Track(record) as track:
         with track.step(0) as metrics:
             metrics.update({"rollout/raw_reward": 0.25, "train/loss": -1})
             assert record.metrics.read_text() == ""
@@ -66,7 +68,7 @@ def test_a_step_is_one_line_written_when_it_ends(tmp_path: Path) -> None:
 def test_an_evaluation_that_ends_late_is_added_to_its_row_and_rows_continue(tmp_path: Path) -> None:
     heard: list[Event] = []
     record, memory = RunRecord(tmp_path), Memory()
-    with Track(record, tensorboard=False, trackers={"memory": memory}, listeners=[heard.append]) as track:
+    with Track(record, trackers={"memory": memory}, listeners=[heard.append]) as track:
         for step in range(3):
             with track.step(step) as metrics:
                 metrics["train/loss"] = step
@@ -85,7 +87,7 @@ def test_an_evaluation_that_ends_late_is_added_to_its_row_and_rows_continue(tmp_
 
 def test_an_evaluation_that_is_not_finite_leaves_the_row_as_it_was(tmp_path: Path) -> None:
     record = RunRecord(tmp_path)
-    with Track(record, tensorboard=False) as track:
+    with Track(record) as track:
         with track.step(0) as metrics:
             metrics["train/loss"] = 1
         with pytest.raises(NonFiniteError, match="eval/sums"):
@@ -95,7 +97,7 @@ def test_an_evaluation_that_is_not_finite_leaves_the_row_as_it_was(tmp_path: Pat
 
 def test_a_step_that_fails_writes_no_row_but_keeps_the_evaluation(tmp_path: Path) -> None:
     record = RunRecord(tmp_path)
-    with Track(record, tensorboard=False) as track:
+    with Track(record) as track:
         track.evaluation(0, {"eval/sums": 0.1})
         with pytest.raises(NonFiniteError, match="train/loss"), track.step(0) as metrics:
             metrics["train/loss"] = float("nan")
@@ -104,18 +106,18 @@ def test_a_step_that_fails_writes_no_row_but_keeps_the_evaluation(tmp_path: Path
 
 def test_a_resumed_run_carries_the_last_evaluation_into_its_first_row(tmp_path: Path) -> None:
     record = RunRecord(tmp_path)
-    with Track(record, tensorboard=False) as track:
+    with Track(record) as track:
         with track.step(0):
             pass
         track.evaluation(1, {"eval/sums": 0.5})
     resumed = RunRecord(tmp_path, resumed_step=1)
-    with Track(resumed, tensorboard=False) as track, track.step(1) as metrics:
+    with Track(resumed) as track, track.step(1) as metrics:
         metrics["train/loss"] = 1
     assert rows(resumed) == [{"step": 0}, {"step": 1, "train/loss": 1.0, "eval/sums": 0.5}]
 
 
 def dies_after_its_checkpoint(record: RunRecord) -> None:
-    with Track(record, tensorboard=False) as track, track.step(0) as metrics:
+    with Track(record) as track, track.step(0) as metrics:
         metrics["train/loss"] = 0.5
         (record.checkpoints / "step-000001").mkdir()
         raise ProcessDied("a learner rank, while it published weights")
@@ -130,7 +132,7 @@ def test_a_step_that_fails_after_its_checkpoint_has_a_row(tmp_path: Path) -> Non
 
 def test_timers_of_a_step_add_up_and_fit_into_it(tmp_path: Path) -> None:
     memory = Memory()
-    with Track(RunRecord(tmp_path), tensorboard=False, trackers={"memory": memory}) as track:
+    with Track(RunRecord(tmp_path), trackers={"memory": memory}) as track:
         with track.timer("start"):
             pass
         with track.step(0):
@@ -144,12 +146,12 @@ def test_timers_of_a_step_add_up_and_fit_into_it(tmp_path: Path) -> None:
 
 def test_listeners_hear_everything_in_order(tmp_path: Path) -> None:
     heard: list[Event] = []
-    with Track(RunRecord(tmp_path), tensorboard=False, listeners=[heard.append]) as track:
+    with Track(RunRecord(tmp_path), listeners=[heard.append]) as track:
         track.evaluation(0, {"eval/sums": 0.1})
         with track.step(0), track.timer("rollout"):
             track.warn("Equal rewards.")
     assert heard[:3] == [EvalFinished(0, {"eval/sums": 0.1}), PhaseStarted("rollout", 0), Warned("Equal rewards.")]
-    assert [type(event) for event in heard[3:]] == [StepFinished, RunFinished]
+    assert [type(event) for event in heard[3:]] == [StepFinished]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_a_tracker_that_cannot_start_or_fails_three_times_is_off_and_reported_on
     heard: list[Event] = []
     broken, sound = Memory(fails_in, failures), Memory()
     trackers, record = {"broken": broken, "sound": sound}, RunRecord(tmp_path)
-    with Track(record, tensorboard=False, trackers=trackers, listeners=[heard.append]) as track:
+    with Track(record, trackers=trackers, listeners=[heard.append]) as track:
         for step in range(5):
             with track.step(step):
                 pass
@@ -181,7 +183,7 @@ def test_a_tracker_that_cannot_start_or_fails_three_times_is_off_and_reported_on
 
 def test_a_tracker_is_started_before_it_logs_and_closed_with_what_ended_the_run(tmp_path: Path) -> None:
     watching, failure = Memory(), NonFiniteError("loss is NaN")
-    track = Track(RunRecord(tmp_path), tensorboard=False, trackers={"watching": watching})
+    track = Track(RunRecord(tmp_path), trackers={"watching": watching})
 
     def fail() -> None:
         with track, track.step(0):
@@ -191,7 +193,7 @@ def test_a_tracker_is_started_before_it_logs_and_closed_with_what_ended_the_run(
     with pytest.raises(NonFiniteError):
         fail()
     assert (watching.calls, watching.error) == (["start", "close"], failure)
-    with Track(RunRecord(tmp_path / "other"), tensorboard=False, trackers={"watching": watching}):
+    with Track(RunRecord(tmp_path / "other"), trackers={"watching": watching}):
         pass
     assert watching.error is None
 
@@ -201,7 +203,7 @@ def test_a_listener_that_fails_ends_no_run(tmp_path: Path) -> None:
         raise RuntimeError("no screen")
 
     record = RunRecord(tmp_path)
-    with Track(record, tensorboard=False, listeners=[broken]) as track, track.step(0):
+    with Track(record, listeners=[broken]) as track, track.step(0):
         pass
     assert rows(record) == [{"step": 0}]
 
@@ -210,7 +212,7 @@ def test_tensorboard_holds_the_same_numbers(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     record = RunRecord(tmp_path)
-    with Track(record) as track:
+    with Track(record, trackers={"tensorboard": TensorBoard(record.tensorboard)}) as track:
         for step in range(2):
             with track.step(step) as metrics:
                 metrics["train/loss"] = 0.5 * step
@@ -228,7 +230,7 @@ def test_a_tracker_that_sees_samples_gets_what_the_run_wrote(tmp_path: Path) -> 
     record, reader = RunRecord(tmp_path), Memory()
     writer = SampleWriter(record.samples)
     left_out = Sample(prompt="3+3=", response="7", reward=0.0, status=Status.COMPLETED)
-    with Track(record, tensorboard=False, trackers={"reader": reader}) as track:
+    with Track(record, trackers={"reader": reader}) as track:
         writer.write("eval-sums", 0, [Sample(prompt="1+1=", reward=1.0)])
         writer.write("eval-a-b", 0, [Sample(prompt="2+1=", reward={"score": 0.5})])
         track.evaluation(0, {"eval/sums": 1.0})
