@@ -87,11 +87,8 @@ class Trajectory:
         if sample.loss_mask is None:
             return Mask(self.mask)
         mask = list(map(int, sample.loss_mask))
-        trains = [
-            place
-            for place, (trains, sampled) in enumerate(zip(mask, self.mask, strict=False))
-            if trains and not sampled
-        ]
+        pairs = enumerate(zip(mask, self.mask, strict=False))
+        trains = [place for place, (is_trained, is_sampled) in pairs if is_trained and not is_sampled]
         if len(mask) != len(self.mask) or trains:
             problem = f"trains token {trains[0]}, which no engine sampled" if trains else f"has {len(mask)} entries"
             raise PluginError(

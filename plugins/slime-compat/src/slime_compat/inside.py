@@ -149,24 +149,21 @@ async def post(url: str, payload: Any, headers: Mapping[str, str] | None = None)
         aiohttp.ClientError: no answer, or an error status; if the function does not catch it, the sample fails and the
         run continues.
     """
-    import aiohttp
-
-    from slime_core.services import engine_headers
-
-    sent = {**engine_headers(url), **(headers or {})}
-    async with aiohttp.ClientSession() as session, session.post(url, json=payload, headers=sent) as response:
-        response.raise_for_status()
-        return await response.json(content_type=None)
+    return await _request("POST", url, headers, payload)
 
 
 async def get(url: str, headers: Mapping[str, str] | None = None) -> Any:
     """Return the JSON answer of ``url``; raises as :func:`post`."""
+    return await _request("GET", url, headers)
+
+
+async def _request(method: str, url: str, headers: Mapping[str, str] | None, payload: Any = None) -> Any:
     import aiohttp
 
     from slime_core.services import engine_headers
 
     sent = {**engine_headers(url), **(headers or {})}
-    async with aiohttp.ClientSession() as session, session.get(url, headers=sent) as response:
+    async with aiohttp.ClientSession() as session, session.request(method, url, json=payload, headers=sent) as response:
         response.raise_for_status()
         return await response.json(content_type=None)
 
