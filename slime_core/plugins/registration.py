@@ -278,7 +278,7 @@ class Registration:
         self.options_target = _path(options) if isinstance(options, str) else options
 
     def command(self, name: str, target: str) -> None:
-        """Add the command ``slime NAME``; two words for a command of ``slime plugins``: ``plugins new``.
+        """Add the command ``slime NAME``; two words add to another command: ``plugins new``.
 
         Arguments:
             target: ``package.module:function``, called as ``function(words) -> exit code``.

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from campaigns.gradients import complete
+from slime_core.config.engines import MegatronConfig
 from slime_core.errors import ConfigError
 from slime_core.types import Sample, Status
 from slime_lora import folder
+from slime_lora.merge import merge_folder
 from slime_lora.options import LoraOptions
 from tests.checkpoints import write_copies
 from tests.engines import families
@@ -106,19 +108,25 @@ def differences(outcome: Any, expected: Any) -> float:
     return max(0.1 * distance(weights, expected[0]), loss, distance(gradients, expected[2]))
 
 
-LAYOUTS: list[dict[str, int | bool]] = [
+RECOMPUTES = (("recompute_granularity", "full"), ("recompute_method", "uniform"), ("recompute_num_layers", 1))
+LAYOUTS: list[dict[str, Any]] = [
     {},
     {"tensor": 2},
     {"tensor": 2, "sequence": True},
     {"pipeline": 2},
     {"context": 2},
+    {"tensor": 2, "sequence": True, "given": RECOMPUTES},
+    {"given": (("overlap_grad_reduce", True), ("overlap_param_gather", True))},
 ]
+"""``given``: Megatron's flags."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_two_ranks_step_as_one(learners, qwen3, adapter, samples, one_rank, layout) -> None:
-    shards = one_step(samples) * 2 if layout else one_step(samples, num_ranks=2)
-    scenario = partial(stepped, model=qwen3, load=adapter, shards=shards, **layout)
+    sizes = {name: size for name, size in layout.items() if name != "given"}
+    shards = one_step(samples) * 2 if sizes else one_step(samples, num_ranks=2)
+    config = settings(clip_grad=0.0).model_copy(update={"megatron": MegatronConfig(given=layout.get("given", ()))})
+    scenario = partial(stepped, model=qwen3, load=adapter, shards=shards, config=config, **sizes)
     for outcome in learners(scenario, ranks=2):
         assert differences(outcome, one_rank) < NEAR
 
@@ -131,11 +139,12 @@ def test_two_ranks_step_as_one(learners, qwen3, adapter, samples, one_rank, layo
         ("qwen3_moe", {"tensor": 2, "sequence": True, "expert_tensor": 2}),
         ("deepseek_v3", {"tensor": 2, "sequence": True}),
         ("qwen2, tied", {"pipeline": 2}),
+        ("qwen3", {"pipeline": 2, "virtual_pipeline": 2}),
     ],
     ids=str,
 )
 def test_mixtures_and_latent_attention_step_as_one_rank(learners, tmp_path, family, layout) -> None:
-    model = families.write(family, tmp_path / "model", num_hidden_layers=2)
+    model = families.write(family, tmp_path / "model", num_hidden_layers=4 if "virtual_pipeline" in layout else 2)
     load = random_adapter(tmp_path / "adapter", model)
     (architecture,) = json.loads((model / "config.json").read_text())["architectures"]
     samples = four_samples(vocabulary=16)
@@ -250,7 +259,9 @@ def test_gradients_are_those_of_peft_on_transformers(learners, qwen3, adapter) -
     assert distance(gradients, expected) < NEAR
 
 
-def test_peft_loads_what_a_checkpoint_holds_and_computes_what_engines_get(learners, qwen3, adapter, samples, tmp_path):
+def test_peft_loads_a_checkpoint_and_computes_what_engines_get_and_what_is_merged(
+    learners, qwen3, adapter, samples, tmp_path
+):
     from transformers import AutoModelForCausalLM
 
     saved = tmp_path / "hf"
@@ -262,8 +273,9 @@ def test_peft_loads_what_a_checkpoint_holds_and_computes_what_engines_get(learne
         return weights_of(learner)
 
     (published,) = learners(scenario)
-    merged = AutoModelForCausalLM.from_pretrained(qwen3, dtype=torch.float32)
-    merged.load_state_dict(published)
+    merge_folder(saved, tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert equal(published, dict(merged.state_dict()))
     tokens = torch.arange(20)[None]
     with torch.no_grad():
         assert torch.allclose(peft_model(qwen3, saved)(tokens).logits, merged(tokens).logits, atol=NEAR)

@@ -6,4 +6,5 @@ targets     which linear layers get adapters, with their names in Hugging Face's
 adapters    the adapter of one linear layer; the adapters of a rank
 wrapping    adapters for a model's chunks; gathers them over ranks and merges them into weights
 folder      reads and writes adapters in the format of peft
+merge       merges adapters into weights; the command ``slime convert lora-merge``
 """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,31 @@ from safetensors.torch import load_file, save
 from slime_core.errors import ConfigError
 from slime_lora.options import LoraOptions
 
-__all__ = ["name_of", "read", "write"]
+__all__ = ["AdapterConfig", "load", "name_of", "read", "write"]
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """What ``adapter_config.json`` says of all adapters of a folder.
+
+    Arguments:
+        rank: of every adapter.
+        alpha, rs: adapters are multiplied by alpha / rank, with ``rs`` by alpha / sqrt(rank).
+        base: name or folder of the base model.
+    """
+
+    rank: int
+    alpha: float
+    rs: bool
+    base: str | None
+
+    @property
+    def scale(self) -> float:
+        """Factor of the product of the two matrices of an adapter."""
+        return self.alpha / (math.sqrt(self.rank) if self.rs else self.rank)
 
 
 def name_of(module: str, matrix: str) -> str:
@@ -58,8 +80,32 @@ def write(path: Path, tensors: Sequence[tuple[str, torch.Tensor]], *, options: L
     (path / WEIGHTS).write_bytes(content)
 
 
+def load(path: Path) -> tuple[AdapterConfig, dict[str, torch.Tensor]]:
+    """Return the configuration and the matrices in the folder ``path``, by ``MODULE.A`` and ``MODULE.B``.
+
+    Raises:
+        ConfigError: the folder is not an adapter, or its adapters have different ranks or scales.
+    """
+    try:
+        stored = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        config = _config_of(stored)
+        tensors = load_file(path / WEIGHTS)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise ConfigError(f"{path} is not a folder of peft with adapters: {error!r}") from error
+    if stored.get("rank_pattern") or stored.get("alpha_pattern") or stored.get("modules_to_save"):
+        raise ConfigError(f"{path} has adapters of several ranks or scales, or trained modules; one of each is read")
+    return config, {f"{_module_of(name)}.{name.removesuffix('.weight')[-1]}": tensors[name] for name in tensors}
+
+
+def _config_of(stored: dict[str, Any]) -> AdapterConfig:
+    rank, alpha = int(stored["r"]), float(stored["lora_alpha"])
+    if stored["peft_type"] != "LORA" or rank < 1:
+        raise ValueError(f"peft_type {stored['peft_type']!r} of rank {rank}")
+    return AdapterConfig(rank, alpha, bool(stored.get("use_rslora")), stored.get("base_model_name_or_path"))
+
+
 def read(path: Path, *, options: LoraOptions, modules: Collection[str]) -> dict[str, torch.Tensor]:
-    """Return the matrices in the folder ``path``, by ``MODULE.A`` and ``MODULE.B``.
+    """Return the matrices in the folder ``path`` for a run.
 
     Arguments:
         options: of the run; the folder must have the same rank and scale.
@@ -68,31 +114,20 @@ def read(path: Path, *, options: LoraOptions, modules: Collection[str]) -> dict[
     Raises:
         ConfigError: the folder is not an adapter, or has another rank, scale or other modules.
     """
-    try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-        tensors = load_file(path / WEIGHTS)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigError(f"--lora-load {path} is not a folder of peft: {error}") from error
-    _require_same_scale(path, config, options)
-    stored = {f"{_module_of(name)}.{name.removesuffix('.weight')[-1]}": tensor for name, tensor in tensors.items()}
+    config, tensors = load(path)
+    if config.rank != options.rank or not math.isclose(config.scale, options.scale):
+        raise ConfigError(
+            f"--lora-load {path} has rank {config.rank}, alpha {config.alpha:g} and rsLoRA {config.rs}; this run has "
+            f"{options.rank}, {options.alpha:g} and {options.rs}. Give the same --lora-rank, --lora-alpha and --lora-rs"
+        )
     expected = {f"{module}.{matrix}" for module in modules for matrix in "AB"}
-    if stored.keys() != expected:
-        missing, extra = sorted(expected - stored.keys()), sorted(stored.keys() - expected)
+    if tensors.keys() != expected:
+        missing, extra = sorted(expected - tensors.keys()), sorted(tensors.keys() - expected)
         raise ConfigError(
             f"--lora-load {path} has adapters of other modules than this run: it lacks {missing[:3]} and adds "
             f"{extra[:3]}. Give an adapter of the same base model, and its modules as --lora-target-modules"
         )
-    return stored
-
-
-def _require_same_scale(path: Path, config: Mapping[str, Any], options: LoraOptions) -> None:
-    rank, alpha, rs = config.get("r"), config.get("lora_alpha"), bool(config.get("use_rslora"))
-    is_same = rank == options.rank and isinstance(alpha, int | float) and math.isclose(alpha, options.alpha)
-    if not is_same or rs != options.rs or config.get("rank_pattern") or config.get("alpha_pattern"):
-        raise ConfigError(
-            f"--lora-load {path} has rank {rank}, alpha {alpha} and rsLoRA {rs}; this run has {options.rank}, "
-            f"{options.alpha:g} and {options.rs}. Give the same --lora-rank, --lora-alpha and --lora-rs"
-        )
+    return tensors
 
 
 def _module_of(name: str) -> str:

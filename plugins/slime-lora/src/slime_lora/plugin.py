@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @hookimpl
 def slime_register(add: Registration) -> None:
     add.options("slime_lora.options:LoraOptions")
+    add.command("convert lora-merge", "slime_lora.merge:main")
 
 
 @hookimpl

@@ -15,11 +15,11 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 
 from slime_core.errors import ConfigError
 from slime_core.modeling import MBridgeSpec
+from slime_lora.merge import WEIGHT
 from slime_lora.options import ALL_LINEAR
 
 __all__ = ["Target", "choose", "find_targets"]
 
-WEIGHT = ".weight"
 FUSED_GATE_UP = "gate_up_proj"
 """Of Glm4, whose ranks hold a range of gate and the same range of up."""
 QUERY_KEY_VALUE, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")

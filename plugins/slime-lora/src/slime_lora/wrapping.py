@@ -19,8 +19,9 @@ from slime_core.provisional import NamedTensors, WrappedModel
 from slime_core.types import JsonValue
 from slime_lora import folder
 from slime_lora.adapters import AdaptedForward, Adapter, Adapters
+from slime_lora.merge import WEIGHT, merge
 from slime_lora.options import LoraOptions
-from slime_lora.targets import WEIGHT, Target, choose, find_targets
+from slime_lora.targets import Target, choose, find_targets
 
 __all__ = ["LoraModel", "Matrices"]
 
@@ -82,9 +83,9 @@ class LoraModel:
         for chunk, targets in by_chunk:
             chunk.requires_grad_(False)
             self._adapters.append(self._add(chunk, targets, chosen))
-        here_held = {module: _described(adapter) for module, adapter in self._here().items()}
+        described = {module: _described(adapter) for module, adapter in self._here().items()}
         self._held: dict[str, Held] = {}
-        for held in _of_all_ranks(here_held):
+        for held in _of_all_ranks(described):
             self._held |= held
         if options.load is not None:
             self._load(options.load)
@@ -117,15 +118,15 @@ class LoraModel:
 
     def _add(self, chunk: torch.nn.Module, targets: Sequence[Target], chosen: set[str]) -> Adapters:
         """Add adapters to the chosen modules of a chunk."""
-        made: dict[str, Adapter] = {}
+        new: dict[str, Adapter] = {}
         adapted = [target for target in targets if chosen.intersection(target.modules)]
         for target in adapted:
             for module, rows in zip(target.modules, target.rows, strict=True):
                 if module in chosen:
                     self._refuse_large_rank(module, target.linear.weight)
                     rank, seed = self._options.rank, int(str(self._settings.get("seed", 0)))
-                    made[module] = Adapter(module, target, rows, rank=rank, seed=seed)
-        adapters = Adapters(made)
+                    new[module] = Adapter(module, target, rows, rank=rank, seed=seed)
+        adapters = Adapters(new)
         chunk.add_module(CHILD, adapters)
         for target in adapted:
             target.linear.forward = AdaptedForward(target, adapters, scale=self._options.scale)
@@ -168,8 +169,7 @@ class LoraModel:
                 if matrices is None:
                     yield name, weight
                 else:
-                    product = self._options.scale * (matrices.B.float() @ matrices.A.float())
-                    yield name, (weight.float() + product).to(weight.dtype)
+                    yield name, merge(weight, matrices.A, matrices.B, scale=self._options.scale)
         assert not adapters, "adapters of modules that were not exported"
 
     def _saved(self) -> NamedTensors:
