@@ -85,7 +85,8 @@ def learner_of(
         num_threads=1,
         layout=layout,
     )
-    active = activate(list(plugins), architecture=architecture, implementation=config.model.model_impl)
+    implementation = {config.model.model_impl} & {"transformers"}  # the plugin has the name of its layers
+    active = activate([*plugins, *implementation], architecture=architecture)
     return LearnerRank(settings, active.registry)
 
 

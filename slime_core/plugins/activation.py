@@ -113,11 +113,7 @@ class ActivePlugins:
 
 
 def activate(
-    names: Sequence[str] = (),
-    *,
-    without: Sequence[str] = (),
-    architecture: str | None = None,
-    implementation: str = "auto",
+    names: Sequence[str] = (), *, without: Sequence[str] = (), architecture: str | None = None
 ) -> ActivePlugins:
     """Load the plugins; the named ones take part, and the one that builds the model.
 
@@ -125,13 +121,11 @@ def activate(
         names: the words of ``--plugin``.
         without: the words of ``--no-plugin``.
         architecture: of the checkpoint, for its model spec. None if no model is built.
-        implementation: whose layers the model has, or ``auto``.
 
     Raises:
         PluginError: a plugin cannot be loaded, or no plugin, or more than one, has a model spec for the architecture.
     """
-    active = _named(load_plugins(names, without=without), names, without)
-    return _completed(active, None, architecture, implementation)
+    return _completed(_named(load_plugins(names, without=without), names, without), None, architecture)
 
 
 def activate_line(line: Peek, *, loaded: Registry | None = None, architecture: str | None = None) -> ActivePlugins:
@@ -145,7 +139,7 @@ def activate_line(line: Peek, *, loaded: Registry | None = None, architecture: s
         PluginError: as :func:`activate`, or no plugin, or more than one, offers a component that the settings choose.
     """
     loaded = loaded or load_plugins(line.plugins, without=line.no_plugins, in_file=line.in_file)
-    return _completed(_named(loaded, line.plugins, line.no_plugins), line, architecture, line.model_impl)
+    return _completed(_named(loaded, line.plugins, line.no_plugins), line, architecture)
 
 
 def _named(loaded: Registry, names: Sequence[str], without: Sequence[str]) -> ActivePlugins:
@@ -154,10 +148,9 @@ def _named(loaded: Registry, names: Sequence[str], without: Sequence[str]) -> Ac
     return ActivePlugins(loaded, named, excluded)
 
 
-def _completed(
-    active: ActivePlugins, line: Peek | None, architecture: str | None, implementation: str
-) -> ActivePlugins:
+def _completed(active: ActivePlugins, line: Peek | None, architecture: str | None) -> ActivePlugins:
     """Add the plugins that the settings and the model use, until these name no further plugin."""
+    implementation = line.model_impl if line else "auto"
     while True:
         uses = line.uses(**active.for_load) if line else None
         owners = {*_builder(active, architecture, implementation), *(_owners(active.loaded, uses) if uses else ())}

@@ -23,9 +23,6 @@ from slime_core.plugins.discovery import CORE, Plugin, Source, local_file
 from slime_core.plugins.registry import Registry, register
 from slime_core.user_code.failures import boundary
 
-SHOWN = 12
-"""Characters of a digest that messages show."""
-
 MISSING = "-"
 """Shown for a plugin that one side does not have."""
 
@@ -79,7 +76,7 @@ class ManifestEntry:
         return Plugin(self.name, self.distribution, version, self.module, self.source)
 
     def __str__(self) -> str:
-        return f"{PurePath(self.distribution).name} {self.version} {self.digest[:SHOWN]}"
+        return f"{PurePath(self.distribution).name} {self.version} {self.digest[:12]}"
 
 
 class Difference(NamedTuple):

@@ -163,7 +163,7 @@ def test_the_architecture_of_the_checkpoint_chooses_the_plugin_with_its_spec() -
     assert names(plugins) == ["core", "acme"]
     assert plugins.presets == {}
     with pytest.raises(PluginError, match=r"NobodyLM(.|\n)*acmeLM"):
-        activate(architecture="NobodyLM", implementation="megatron")
+        activate(architecture="NobodyLM", without=["transformers"])
 
 
 def test_two_plugins_with_a_spec_are_an_error_unless_one_is_named_or_left_out(site: Site) -> None:
