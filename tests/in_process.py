@@ -40,8 +40,9 @@ STARTS = (
     "import sglang",
     "tests.fuzz",
     "Suite",
+    "slime_rewards.mathematics",
 )
-"""Words of test files that start processes, load those packages, or try many examples."""
+"""Words of test files that start processes, load those packages, try many examples, or parse hundreds of formulas."""
 
 LOOKUPS = ("ldconfig", "gcc", "ld", "objdump", "lscpu", "uname", "file")
 """Programs by which libraries look up what the machine has, such as ``ctypes.util.find_library``; they take

@@ -139,7 +139,7 @@ def test_every_prompt_that_is_kept_comes_once_an_epoch_and_the_others_are_counte
     assert (epochs[0] == epochs[1]) is (order.get("shuffle") is False)
 
 
-@pytest.mark.parametrize("taken", [0, 5, 500, 693, 1500])
+@pytest.mark.parametrize("taken", [0, 500, 693, 1500])
 def test_a_restored_stream_continues_with_the_same_prompts(source, messy, order, taken: int) -> None:
     counts: Counter[str] = Counter()
     request = {"skips_bad": True, "filter": Fits(), "n_samples_per_prompt": 2, **order}
