@@ -112,7 +112,7 @@ _OF_THE_RUN = frozenset({
     "fused", "offload_fraction", "cpu_optimizer_cls", "gpu_optimizer_cls", "param_update_in_fp32", "bias_correction",
     "pin_cpu_grads", "pin_cpu_params", "overlap_cpu_optimizer_d2h_h2d",
 })  # fmt: skip
-"""Entries of a parameter group that describe how and where this run computes. They do not come from a checkpoint; and
+"""Entries of a parameter group that describe the computation of this run. They do not come from a checkpoint; and
 the classes among them could not be loaded without running code."""
 
 
@@ -131,16 +131,16 @@ def _patch_distributed_optimizer(module: Any) -> None:
 
     def state_dict_of_fresh(self: Any) -> Any:
         _begin_state(self.optimizer)
-        found = state_dict(self) if self.optimizer.state else _state_of_nothing(self.optimizer)
-        groups = found["optimizer"]["param_groups"]
-        found["optimizer"]["param_groups"] = [_without(group, _OF_THE_RUN) for group in groups]
-        return found
+        state = state_dict(self) if self.optimizer.state else _state_of_nothing(self.optimizer)
+        groups = state["optimizer"]["param_groups"]
+        state["optimizer"]["param_groups"] = [_without(group, _OF_THE_RUN) for group in groups]
+        return state
 
-    def load_with_own_steps(self: Any, loaded: Any) -> None:
+    def load_with_separate_steps(self: Any, loaded: Any) -> None:
         _begin_state(self.optimizer)
-        own = {name: value for name, value in self.optimizer.param_groups[0].items() if name in _OF_THE_RUN}
+        of_run = {name: value for name, value in self.optimizer.param_groups[0].items() if name in _OF_THE_RUN}
         for group in loaded["optimizer"]["param_groups"]:
-            group |= own
+            group |= of_run
         load_state_dict(self, loaded)
         for state in self.optimizer.state.values():
             if "step" in state:
@@ -155,7 +155,7 @@ def _patch_distributed_optimizer(module: Any) -> None:
             live[name].copy_(tensors[name])
 
     optimizer.state_dict = state_dict_of_fresh
-    optimizer.load_state_dict = load_with_own_steps
+    optimizer.load_state_dict = load_with_separate_steps
     optimizer._set_main_param_and_optimizer_states = set_states
 
 

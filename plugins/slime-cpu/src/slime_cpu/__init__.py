@@ -1,7 +1,7 @@
 """Runs Megatron-core and SGLang on a machine without a GPU; a run chooses it with ``--device cpu``.
 
     plugin        what slime-cpu adds to slime
-    device        what slime asks of a device: prepares processes that train, and starts engines
+    device        the functions that slime calls: prepare processes that train, start engines
     megatron      an import hook for Megatron-core and mbridge, in processes that train
     serve         environment and arguments of an inference server; starts such a server by hand
     stand_ins/    packages that only such a server sees, through its PYTHONPATH

@@ -36,7 +36,7 @@ KEEP = {
 
 
 def keep_freed_memory() -> None:
-    """Keep the memory of freed tensors in this process, where the C library is glibc.
+    """Keep the memory of freed tensors in this process, if the C library is glibc.
 
     By default glibc returns it to the kernel, which clears every page before the process gets it again: a tenth of a
     training step on a CPU.

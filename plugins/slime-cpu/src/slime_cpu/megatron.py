@@ -155,7 +155,7 @@ def _patch_param_and_grad_buffer(module: Any) -> None:
     """distributed/param_and_grad_buffer.py:285 and :443 exchange parts of a buffer in place, also in a group of one
     rank, which has nothing to exchange; gloo then copies all weights, and all gradients, to new memory and back.
 
-    Can go when gloo leaves such a buffer as it is, as NCCL does.
+    Can go when gloo does not copy such a buffer; NCCL does not.
     """
 
     def unless_alone(exchange: Callable[..., Any]) -> Callable[..., Any]:
@@ -192,7 +192,7 @@ def all_gather_parts(
     Arguments:
         part: this rank's part, ``[sizes[its rank], ...]``.
         sizes: rows of each rank's part, in the order of the group, the same on every rank; may be 0.
-        group: the process group; None: all ranks.
+        group: the process group. By default all ranks.
     """
     if not (most := max(sizes)):
         return part
@@ -203,21 +203,21 @@ def all_gather_parts(
 
 
 def reduce_scatter_parts(
-    whole: torch.Tensor, sizes: Sequence[int], *, group: dist.ProcessGroup | None = None
+    parts: torch.Tensor, sizes: Sequence[int], *, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """Sum ``whole`` over all ranks; return this rank's part: ``[sizes[its rank], ...]``. Collective.
+    """Sum ``parts`` over all ranks; return this rank's part: ``[sizes[its rank], ...]``. Collective.
 
     This is the derivative of :func:`all_gather_parts`.
 
     Arguments:
-        whole: the concatenated parts, ``[sum(sizes), ...]``; they are summed in their own dtype.
+        parts: the concatenated parts, ``[sum(sizes), ...]``; the dtype of the sum is the same.
         sizes: rows of each rank's part, in the order of the group, the same on every rank; may be 0.
-        group: the process group; None: all ranks.
+        group: the process group. By default all ranks.
     """
     if not (most := max(sizes)):
-        return whole
-    filled = torch.cat([_filled(part, most) for part in whole.split(list(sizes))])
-    mine = whole.new_empty(most, *whole.shape[1:])
+        return parts
+    filled = torch.cat([_filled(part, most) for part in parts.split(list(sizes))])
+    mine = parts.new_empty(most, *parts.shape[1:])
     dist.reduce_scatter_tensor(mine, filled, group=group)
     return mine[: sizes[dist.get_rank(group)]]
 

@@ -32,7 +32,7 @@ def server_environment(*, threads: int = 1, processes: int = 1) -> dict[str, str
 
     Arguments:
         threads: number of threads of each process of the server.
-        processes: number of processes; if there are several (tensor parallel), each gets its own cores.
+        processes: number of processes; if there are several (tensor parallel), they share the cores.
     """
     inherited = os.environ.get("PYTHONPATH")
     return _cores_of(processes) | {
@@ -89,5 +89,5 @@ def command(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 if __name__ == "__main__":
-    found, variables = command(sys.argv[1:])
-    os.execve(found[0], found, {**os.environ, **variables})
+    program, variables = command(sys.argv[1:])
+    os.execve(program[0], program, {**os.environ, **variables})

@@ -2,7 +2,7 @@
 
 SGLang's loop (sglang 0.5.23, srt/layers/attention/torch_native_backend.py) calls torch once a sequence and layer; with
 64 short sequences in flight that is most of the time of a step. Here the sequences of a batch that have similar lengths
-are padded to the longest of them and computed by one call of ``scaled_dot_product_attention``; what is padding is masked.
+are padded to the longest of them and computed by one call of ``scaled_dot_product_attention``; padding is masked.
 What the loop does beyond that (cross attention, sliding windows, encoders) is left to it. Can go when upstream's backend
 computes batches.
 
@@ -36,9 +36,9 @@ class PaddedBatch:
     Arguments:
         queries_bQ: row of each query in the flat tensor of all queries; 0 where padding.
         slots_bL: slot of each key in the cache; 0, which SGLang keeps for padding, where padding.
-        mask_b1QL: whether a query reads a key; None: it reads all, or is_causal says which.
+        mask_b1QL: True if a query reads a key. None if it reads all, or the earlier ones (is_causal).
         is_causal: query i of every sequence reads keys 0 to i, and there are as many of both.
-        rows_T: places of the real queries in queries_bQ, flattened; None: all are real.
+        rows_T: places of the real queries in queries_bQ, flattened. None if all are real.
     """
 
     queries_bQ: torch.Tensor
@@ -50,17 +50,17 @@ class PaddedBatch:
 
 def divide(num_queries: list[int], num_keys: list[int]) -> Iterator[list[int]]:
     """Numbers of sequences that are computed together, the shortest first."""
-    order = sorted(range(len(num_keys)), key=lambda one: (num_keys[one], num_queries[one]))
+    order = sorted(range(len(num_keys)), key=lambda sequence: (num_keys[sequence], num_queries[sequence]))
     batch: list[int] = []
     real, longest = 0, 0
-    for one in order:
-        pairs = num_queries[one] * num_keys[one]
-        longest = max(longest, num_queries[one])
-        padded = (len(batch) + 1) * longest * num_keys[one]
+    for sequence in order:
+        pairs = num_queries[sequence] * num_keys[sequence]
+        longest = max(longest, num_queries[sequence])
+        padded = (len(batch) + 1) * longest * num_keys[sequence]
         if batch and padded > max(SMALL, min(PAIRS, WASTE * (real + pairs))):
             yield batch
-            batch, real, longest = [], 0, num_queries[one]
-        batch.append(one)
+            batch, real, longest = [], 0, num_queries[sequence]
+        batch.append(sequence)
         real += pairs
     if batch:
         yield batch
@@ -79,7 +79,7 @@ def pad(
     """
     starts_B = queries_B.cumsum(0) - queries_B
     columns_4B = torch.stack([starts_B, queries_B, keys_B, pools_B])
-    return [_pad(columns_4B[:, one], slots) for one in divide(queries_B.tolist(), keys_B.tolist())]
+    return [_pad(columns_4B[:, sequence], slots) for sequence in divide(queries_B.tolist(), keys_B.tolist())]
 
 
 def _pad(columns_4b: torch.Tensor, slots: torch.Tensor) -> PaddedBatch:
@@ -111,7 +111,7 @@ def attend(
     if Q == 1:  # the query heads of one key-value head are further queries of it
         query_bHQD = query_bHQD.reshape(b, K, H // K, -1)
     elif K != H:
-        key_bKLD, value_bKLD = (one.repeat_interleave(H // K, 1) for one in (key_bKLD, value_bKLD))
+        key_bKLD, value_bKLD = (cache.repeat_interleave(H // K, 1) for cache in (key_bKLD, value_bKLD))
     out = scaled_dot_product_attention(
         query_bHQD, key_bKLD, value_bKLD, attn_mask=batch.mask_b1QL, is_causal=batch.is_causal, scale=scale
     )
@@ -130,22 +130,22 @@ class BatchedAttention(TorchNativeAttnBackend):  # type: ignore[misc]
         super().init_forward_metadata(forward_batch)
         self._plan: list[PaddedBatch] | None = None
 
-    def _run_sdpa_forward_extend(self, *given: Any, **options: Any) -> Any:
+    def _run_sdpa_forward_extend(self, *arguments: Any, **options: Any) -> Any:
         # Positions are those of the call in ``forward_extend``.
-        keys, prefixes, queries, encoders = given[6:10]
+        keys, prefixes, queries, encoders = arguments[6:10]
         is_short = bool(((prefixes == 0) | (queries * keys <= PAIRS)).all())
         if not (options["causal"] and is_short and _is_plain(encoders, options)):
-            return super()._run_sdpa_forward_extend(*given, **options)
-        return self._run(given, queries, options["scaling"])
+            return super()._run_sdpa_forward_extend(*arguments, **options)
+        return self._run(arguments, queries, options["scaling"])
 
-    def _run_sdpa_forward_decode(self, *given: Any, **options: Any) -> Any:
-        keys, encoders = given[6:8]
+    def _run_sdpa_forward_decode(self, *arguments: Any, **options: Any) -> Any:
+        keys, encoders = arguments[6:8]
         if not _is_plain(encoders, options):
-            return super()._run_sdpa_forward_decode(*given, **options)
-        return self._run(given, torch.ones_like(keys), options["scaling"])
+            return super()._run_sdpa_forward_decode(*arguments, **options)
+        return self._run(arguments, torch.ones_like(keys), options["scaling"])
 
-    def _run(self, given: tuple[Any, ...], queries: torch.Tensor, scale: Any) -> torch.Tensor:
-        query, output, key_cache, value_cache, slots, pools, keys = given[:7]
+    def _run(self, arguments: tuple[Any, ...], queries: torch.Tensor, scale: Any) -> torch.Tensor:
+        query, output, key_cache, value_cache, slots, pools, keys = arguments[:7]
         if self._plan is None:
             self._plan = pad(queries.long(), keys.long(), pools.long(), slots)
         for batch in self._plan:

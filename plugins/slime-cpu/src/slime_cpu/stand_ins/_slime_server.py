@@ -15,16 +15,16 @@ attention_backend_handler.py:233) and fails. Here the projections are absorbed i
 SGLang requires scaled rotary positions for it on a CPU (srt/layers/rotary_embedding/factory.py:478); here plain ones
 are built as for other models. Can go when upstream registers a handler for torch_native, and builds plain positions.
 
-A paused scheduler asks for requests without a break, which takes a whole core from the learner that publishes weights
+A paused scheduler polls for requests without a break, which takes a whole core from the learner that publishes weights
 meanwhile (srt/managers/scheduler.py:2034). Here it sleeps until one comes, as an idle one does with ``--sleep-on-idle``.
 Can go when upstream sleeps there too.
 
 It also loads weights on one thread. The copies of single weights are so short that the threads of OpenMP mostly wait for
-each other, and they spin meanwhile, on cores that the learner needs: a second of CPU time for 540 MB in place of 0.1 s.
+each other, and they spin meanwhile, on cores that the learner needs: a second of CPU time for 540 MB instead of 0.1 s.
 
-Checksums of weights are XXH3 with 128 bits in place of SHA-256, which takes twelve times as long (srt/utils/
-weight_checker.py:254): what they have to show is that no byte was lost on the way, not that nobody forged it. They have
-32 hexadecimal digits in place of 16, by which a learner tells them apart. Can go when upstream offers a fast one.
+Checksums of weights are XXH3 with 128 bits instead of SHA-256, which takes twelve times as long (srt/utils/
+weight_checker.py:254). They must show that no byte was lost on the way, not that nobody forged it. They have 32
+hexadecimal digits instead of 16, which tells the learner the hash function. Can go when upstream offers a fast one.
 
 Two imports that take a second or more and are not needed are skipped: Megatron-core, which a debugging dump uses
 (srt/debug_utils/dumper.py:1824, which works without it), and 250 files of models, which are still imported if
@@ -49,7 +49,7 @@ select = multiprocessing.set_start_method
 
 
 def fork_instead(method: str | None, force: bool = False) -> None:
-    """Replace ``multiprocessing.set_start_method``: use ``fork`` in place of ``spawn``, and prepare the server."""
+    """Replace ``multiprocessing.set_start_method``: use ``fork`` instead of ``spawn``, and prepare the server."""
     gc.enable()
     gc.freeze()  # the collector skips imported objects from now on, so their pages stay shared
     if "--enable-return-routed-experts" in sys.argv:

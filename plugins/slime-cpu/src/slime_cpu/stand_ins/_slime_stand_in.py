@@ -33,7 +33,7 @@ class _Empty:
 
 
 class _Enumerable(type):
-    """Metaclass of an empty class whose members are their own names: ``InterpolationMode.BICUBIC``."""
+    """Metaclass of an empty class whose members are strings of the same name: ``InterpolationMode.BICUBIC``."""
 
     def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):
@@ -58,7 +58,7 @@ class Missing(types.ModuleType):
         if not arguments and options:
             return self
         raise NotImplementedError(
-            f"{self.__name__} was called, but this server runs on a CPU, where slime only stands in for it; "
+            f"{self.__name__} was called, but this server runs on a CPU, and slime replaces it by an empty stand-in; "
             "choose settings that do not need it, or a machine with a GPU"
         )
 
@@ -76,9 +76,9 @@ def _member(module: str, name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     full = f"{module}.{name}"
-    found = sys.modules.get(full) or _new(module, name)
-    setattr(sys.modules[module], name, found)
-    return found
+    member = sys.modules.get(full) or _new(module, name)
+    setattr(sys.modules[module], name, member)
+    return member
 
 
 def _new(module: str, name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Stands in for SGLang's compiled kernels on a CPU without AMX, where SGLang falls back to torch for all it needs.
+"""Stands in for SGLang's compiled kernels on a CPU without AMX, where SGLang falls back to torch.
 
-It must not register ``torch.ops.sgl_kernel.convert_weight_packed``: by that operator SGLang 0.5.23 (srt/utils/common.py:358) tells whether the
-packed AMX kernels are there. Goes when the CPU build of sgl_kernel is on PyPI.
+It must not register ``torch.ops.sgl_kernel.convert_weight_packed``: SGLang 0.5.23 (srt/utils/common.py:358) takes that operator as a sign
+of the packed AMX kernels. Goes when the CPU build of sgl_kernel is on PyPI.
 """
 
 from __future__ import annotations
