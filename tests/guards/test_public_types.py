@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from slime_core import EngineColumn, RunView, generation
+import slime_core
+from slime_core import EngineColumn, RunView, contracts, generation, provisional, types
 from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingParams
 from slime_core.modeling import prepare_megatron
 from slime_core.modeling.layout import ParallelLayout
@@ -45,6 +46,9 @@ ROOMS = (
 )
 
 FOR_CHECKERS: Mapping[str, object] = {
+    **{
+        name: getattr(module, name) for module in (slime_core, contracts, provisional, types) for name in module.__all__
+    },
     **{
         one.__name__: one
         for one in (BaseModel, EngineColumn, FunctionSource, GenerateContext, ParallelLayout, ProcessedPrompt, RunView)
