@@ -103,13 +103,13 @@ class Job:
 
     @property
     def inputs(self) -> list[Path]:
-        """The user's folders and files that processes on any node read: weights with their tokenizer."""
-        model, generates = self.config.model, self.config.debug.generates
-        learned = [model.initial_megatron_checkpoint, model.ref_load, self.config.critic.critic_load]
-        found = [self.model, *learned, self.config.algorithm.opd_teacher_load]
+        """Folders with weights and tokenizers that processes on any node read."""
+        settings, generates = self.config.model, self.config.debug.generates
+        learned = [settings.initial_megatron_checkpoint, settings.ref_load, self.config.critic.critic_load]
+        inputs = [self.model, *learned, self.config.algorithm.opd_teacher_load]
         if generates:
-            found += [one.model_path for one in self.config.engine.engine_models]
-        return list(dict.fromkeys(path for path in found if path is not None))
+            inputs += [model.model_path for model in self.config.engine.engine_models]
+        return list(dict.fromkeys(path for path in inputs if path is not None))
 
     @property
     def prompts(self) -> Path:
@@ -343,7 +343,7 @@ def processes(
     """Provide a Ray cluster and a placement for the processes of ``job``; end all of them after the block.
 
     Arguments:
-        note: receives a line about what takes long and moves; None: ``warn``.
+        note: receives lines about slow steps that make progress; None for ``warn``.
     """
     cluster = job.config.cluster
     with DelayedInterrupts() as interrupts, stacks_on_request(), ExitStack() as stack:
@@ -351,9 +351,9 @@ def processes(
             stack.callback(remove_drafts, job.folder / "checkpoints")  # when no process is left that writes one
             namespace = f"slime-{os.getpid()}-{time.time_ns()}"
             stack.enter_context(key_of_run())
-            for one in job.config.eval.eval_datasets:
-                if one.model is not None and one.model_key_env is not None:
-                    add_key(one.model, one.model_key_env)
+            for dataset in job.config.eval.eval_datasets:
+                if dataset.model is not None and dataset.model_key_env is not None:
+                    add_key(dataset.model, dataset.model_key_env)
             session = stack.enter_context(Session(cluster.ray_address, namespace=namespace))
             if not session.own:
                 inspect_nodes(job.manifest)
@@ -488,9 +488,9 @@ class Processes:
         if trains and self._job.config.eval.is_concurrent:
             actor = start_actor(self._launch("eval sampler"), SamplerActor, self._job.manifest)
             evaluating = self.servers.evaluating
-            own = sampler_settings(self._job, self.servers, trains=False)
-            own = eval_sampler_settings(own, url=evaluating.ready_url(), num_engines=len(evaluating.engines))
-            self._starting.append(actor.start(SamplerActor.setup, own))
+            settings = sampler_settings(self._job, self.servers, trains=False)
+            settings = eval_sampler_settings(settings, url=evaluating.ready_url(), num_engines=len(evaluating.engines))
+            self._starting.append(actor.start(SamplerActor.setup, settings))
             self._eval_sampler = actor
         return sampler
 

@@ -43,20 +43,20 @@ def resolve(
     """Return the settings and the plugins of a command line.
 
     Arguments:
-        checks: False, to show settings of all plugins: rules are not checked, and no plugin for the model is needed.
+        checks: check rules, and require a plugin for the model. False returns the settings of all plugins.
     """
     trains = purpose == "run"
     argv = with_settings_of_loaded_run(argv) if trains else argv
     downloads = Downloads(argv) if checks else None
     argv = argv if downloads is None else downloads.argv
-    seen = peek(argv)
-    active = activate_peeked(seen, builds_model=checks and not seen.debug_rollout_only)
+    line = peek(argv)
+    active = activate_peeked(line, builds_model=checks and not line.debug_rollout_only)
     plugins = active.for_load if checks else {**active.for_load, "takes_part": None}
     resolved = load(argv, **plugins, purpose=purpose, check_rules=checks, finds_gpus=finds_gpus)
     if downloads is None:
         return resolved, active
     downloads.finish()
-    _refuse_unnamed(_code_of_settings(resolved), seen)
+    _refuse_unnamed(_code_of_settings(resolved), line)
     if trains and computes_on_gpus(resolved.config):
         resolved = with_memory_defaults(resolved, active.registry)
     check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
@@ -65,23 +65,23 @@ def resolve(
     return resolved, active
 
 
-def activate_peeked(seen: Peek, *, builds_model: bool) -> ActivePlugins:
+def activate_peeked(line: Peek, *, builds_model: bool) -> ActivePlugins:
     """Load the plugins, and decide which take part in the run of a command line. Warn of plugins that do not load.
 
     Raises:
-        PluginError: a named plugin cannot be loaded, nothing offers what the run uses, or a run folder names code that
-            the command line does not name.
+        PluginError: a named plugin cannot be loaded, no plugin offers a component of the run, or a run folder names
+            code that the command line does not name.
     """
-    left_out = set(map(short_name, seen.no_plugins))
-    names = [name for name in seen.plugins if short_name(name) not in left_out]
-    if any(map(is_path, names)) and "--plugin" not in seen.flags:
-        _refuse_unnamed([f"--plugin {shlex.join(names)}"], seen)
-    loaded = load_plugins(seen.plugins, without=seen.no_plugins, in_file=seen.in_file)
+    left_out = set(map(short_name, line.no_plugins))
+    names = [name for name in line.plugins if short_name(name) not in left_out]
+    if any(map(is_path, names)) and "--plugin" not in line.flags:
+        _refuse_unnamed([f"--plugin {shlex.join(names)}"], line)
+    loaded = load_plugins(line.plugins, without=line.no_plugins, in_file=line.in_file)
     prepare_flags(loaded)
-    architecture = architecture_of(seen.hf_checkpoint) if builds_model else None
-    active = activate_line(seen, loaded=loaded, architecture=architecture)
+    architecture = architecture_of(line.hf_checkpoint) if builds_model else None
+    active = activate_line(line, loaded=loaded, architecture=architecture)
     code = active.uses.code if active.uses else ()
-    _refuse_unnamed((f"{entry.flag} {entry.path}" for entry in code if entry.flag not in seen.flags), seen)
+    _refuse_unnamed((f"{entry.flag} {entry.path}" for entry in code if entry.flag not in line.flags), line)
     for problem in loaded.broken.values():
         print_warning(str(problem))
     return with_functions(active)
@@ -96,8 +96,9 @@ def prepare_flags(loaded: Registry) -> None:
 def _advice(plugin: Plugin, path: str) -> Mapping[str, FlagAdvice]:
     with boundary(plugin, f"calling {path}", next_step=next_step(plugin), locate=True):
         advice = dict(load_attribute(path)())
-        if wrong := [flag for flag, message in advice.items() if not (isinstance(message, str) or callable(message))]:
-            raise TypeError(f"the advice on {wrong[0]} is neither a text nor a function")
+        for flag, message in advice.items():
+            if not (isinstance(message, str) or callable(message)):
+                raise TypeError(f"the advice on {flag} is neither a text nor a function")
         return advice
 
 
@@ -123,19 +124,19 @@ def with_settings_of_loaded_run(argv: Sequence[str]) -> list[str]:
 # --- Code that a run folder names -------------------------------------------------------------------------------------
 
 
-def _refuse_unnamed(flags: Iterator[str] | Sequence[str], seen: Peek) -> None:
+def _refuse_unnamed(flags: Iterator[str] | Sequence[str], line: Peek) -> None:
     """Raise PluginError if a run folder's settings name code that the command line does not name.
 
     Arguments:
         flags: the flags that would name the code on the command line.
     """
     unnamed = list(dict.fromkeys(flags))
-    if seen.config is None or not unnamed:
+    if line.config is None or not unnamed:
         return
-    folder = seen.config.parent
+    folder = line.config.parent
     if (folder / "plugins.json").exists() or any((folder / "checkpoints").glob("*/state.json")):
         raise PluginError(
-            f"{seen.config} is in a run folder and names code, none of which has been imported. Read the code. To run "
+            f"{line.config} is in a run folder and names code, none of which has been imported. Read the code. To run "
             f"it, repeat its flags on the command line: {' '.join(unnamed)}"
         )
 

@@ -1,11 +1,10 @@
-"""``slime check``: everything that ``slime run`` looks at before it starts a process, and the plan it would follow.
+"""``slime check``: the checks of ``slime run`` before it starts a process, and its plan of processes.
 
-Nothing is started and no file is written. What is wrong is an error with exit code 2; the plan is printed before the
-verdict on this machine, so that a run that is meant for another one can be looked at here.
+It starts nothing and writes no file. A mistake is an error with exit code 2. The plan is printed before the check of
+this machine, so that a run for another machine can be planned here.
 
-The plan says which process would sit where, computed without a cluster. For this machine it is what a run would do.
-Where other machines are meant, it says what it assumes of them; which machine is which, and which bundle lands where,
-is Ray's to decide when the run starts.
+The plan is computed without a cluster. For this machine it is the plan of the run. For other machines it prints its
+assumptions, and Ray decides on machines and bundles when the run starts.
 """
 
 from __future__ import annotations
@@ -60,17 +59,17 @@ USAGE = """\
 slime check CONFIG.toml [flags of slime run]
 slime check [flags of slime run]
 
-Says everything that slime run would find wrong, or what it would start where. Starts nothing, writes nothing."""
+Prints all mistakes that slime run would find, or the processes that it would start. Starts and writes nothing."""
 
 
 def execute(argv: Sequence[str]) -> int:
-    """Print what was found right in the run of ``argv``, and the plan; returns the exit code, 0.
+    """Check the run of ``argv``, print its plan, and return the exit code, 0.
 
     Raises:
         PluginError: a target cannot be imported or does not fit its contract, the checkpoint had other plugins, or an
             option cannot be written to config.toml.
         DataError: a prompt file, with file and line.
-        ConfigError: the start weights, a checkpoint that cannot be continued, machines that cannot hold the run.
+        ConfigError: the start weights, a checkpoint that cannot be resumed, or machines that are too small.
     """
     resolved, active = resolve(with_leading_config(argv))
     config, architecture = resolved.config, architecture_of(resolved.config.model.hf_checkpoint) or ""
@@ -85,36 +84,36 @@ def execute(argv: Sequence[str]) -> int:
     check_labels(labels, config, active.registry, active.manifest, options=options, warn=print_warning)
     changes = list(changed_settings(resume, to_toml(resolved)))
     needs = Needs.of(config, trains=True, critic=has_critic(config, active.registry))
-    print(f"settings, {'prompts' if config.debug.generates else 'rollouts'} and weights are right")
+    print(f"OK: settings, {'prompts' if config.debug.generates else 'rollouts'} and weights are valid")
     if left_out:
         bad = BadRows()
         for mistake in left_out:
             bad.add(mistake)
-        print(f"{len(left_out)} rows, of those that were looked at, cannot be read and will be left out")
+        print(f"{len(left_out)} of the rows read are invalid and will be left out")
         for line in bad.news():
             print(f"  {line}")
     if resume is not None:
-        print("\n".join([f"continues from {resume.path}", *changes]))
+        print("\n".join([f"resumes from {resume.path}", *changes]))
     print(f"plugins: {active.manifest}")
-    for one in selected(config, active.registry, trains=True, architecture=architecture):
-        print(f"  {one.kind.words} {one.component.name} of {one.plugin.name}, {because(one, resolved)}")
+    for used in selected(config, active.registry, trains=True, architecture=architecture):
+        print(f"  {used.kind.words} {used.component.name} of {used.plugin.name}, {because(used, resolved)}")
     computes = f"device {config.cluster.device}: {'cuda' if computes_on_gpus(config) else 'cpu'}"
     for line in (computes, precision(resolved), *chosen(resolved), "\nplacement"):
         print(line)
     try:
         lines = list(placement_plan(config, needs, free_resources()))
-    except PlacementError as refused:  # a mistake in what was requested, since nothing runs yet
+    except PlacementError as refused:  # a mistake in the settings, since nothing runs yet
         raise ConfigError(f"{refused}") from refused
     for line in lines:
         print(f"  {line}")
     check_machine(config, needs)
-    print("\nnothing was started; slime run with the same words starts it")
+    print("\nnothing was started; slime run with the same arguments starts the run")
     return 0
 
 
 HERE = "127.0.0.1"
 COMMON_GPUS = 8
-"""GPUs of the machine that a run on one machine is assumed to have."""
+"""GPUs of the machine that is assumed for a run on one machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +121,9 @@ class Machines:
     """The machines that a plan is made for.
 
     Arguments:
-        count: how many.
-        cpus, gpus: of each.
-        assumed: why these, in words; empty: it is this machine, and it was looked at.
+        count: number of machines.
+        cpus, gpus: cores and GPUs of each.
+        assumed: the reason for these assumptions; empty for this machine.
     """
 
     count: int
@@ -140,7 +139,7 @@ class Machines:
 
 
 def layout_of(config: RunConfig, machine: Machine) -> Layout:
-    """The layout that the run requests; this machine, or the cluster that it joins, decides ``device = auto``."""
+    """Return the layout that the run requests. This machine, or the cluster, decides ``device = auto``."""
     cluster = config.cluster
     has_gpus = finds_gpus(cluster.ray_address) if joins_a_cluster(config) else machine.can_use_gpus
     auto: Device = "gpu" if has_gpus else "cpu"
@@ -149,41 +148,41 @@ def layout_of(config: RunConfig, machine: Machine) -> Layout:
 
 
 def expected_machines(config: RunConfig, layout: Layout, machine: Machine) -> Machines:
-    """The machines that the run would find: this one, or what has to be assumed of others."""
-    here = not joins_a_cluster(config)
+    """Return this machine, or the assumed machines of a cluster."""
+    is_local = not joins_a_cluster(config)
     if layout.device == "cpu":
-        nodes = 1 if here else config.cluster.actor_num_nodes
-        return Machines(nodes, machine.cores, 0, "" if here else "actor_num_nodes of them, each with this one's cores")
-    if here and machine.can_use_gpus and (gpus := _gpus_here()):
+        nodes = 1 if is_local else config.cluster.actor_num_nodes
+        return Machines(nodes, machine.cores, 0, "" if is_local else "actor_num_nodes machines like this one")
+    if is_local and machine.can_use_gpus and (gpus := _gpus_here()):
         return Machines(1, machine.cores, gpus)
     requested = config.cluster
     if requested.actor_num_nodes == 1 and layout.bundles <= COMMON_GPUS:
-        return Machines(1, layout.bundles, layout.bundles, "as many GPUs as the run asks for")
+        return Machines(1, layout.bundles, layout.bundles, "as many GPUs as the run requests")
     each = max(requested.actor_num_gpus_per_node, requested.rollout_num_gpus_per_engine)
     why = "as many GPUs as the larger of actor_num_gpus_per_node and rollout_num_gpus_per_engine, a core for each"
     return Machines(-(-layout.bundles // each), each, each, why)
 
 
 def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:
-    """The plan, line by line.
+    """Yield the lines of the plan.
 
     Raises:
-        PlacementError: the machines cannot hold what is requested; with the arithmetic.
+        PlacementError: the machines are too small; with the arithmetic.
     """
     layout = layout_of(config, machine)
     machines = expected_machines(config, layout, machine)
     cpus, gpus = machines.count * machines.cpus, machines.count * machines.gpus
-    made = plan(layout, capacity=Capacity(cpus=cpus, gpus=gpus, largest_node_gpus=machines.gpus))
-    assigned = assign(layout, bundles=_placed_bundles(made, machines))
-    yield f"{made}"
+    placement = plan(layout, capacity=Capacity(cpus=cpus, gpus=gpus, largest_node_gpus=machines.gpus))
+    assigned = assign(layout, bundles=_placed_bundles(placement, machines))
+    yield f"{placement}"
     yield f"on {machines}" if not machines.assumed else f"{machines}"
     yield from _rows(config, layout, assigned)
     if config.debug.generates:
-        yield "sampler, router: one process each, which ask for no share of their own"
+        yield "sampler, router: one process each, without a reserved core"
     else:
-        yield "sampler: one process, which asks for no share of its own"
+        yield "sampler: one process, without a reserved core"
     if layout.device == "cpu":
-        yield f"memory, at least, in GiB: {needs.memory_sum}; activations and the KV cache come on top"
+        yield f"memory in GiB, at least: {needs.memory_sum}; plus activations and the KV cache"
     elif memory := GpuPlan.of(config, needs):
         yield from memory.lines()
     if layout.device == "gpu":
@@ -193,20 +192,20 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
         ):
             if variables:
                 yield f"environment of {process}: {' '.join(f'{name}={value}' for name, value in variables.items())}"
-    yield half_of(config) or f"weights travel to the engines by: {config.transport}"
+    yield half_of(config) or f"weights are published by: {config.transport}"
 
 
-def _placed_bundles(made: Plan, machines: Machines) -> list[PlacedBundle]:
+def _placed_bundles(placement: Plan, machines: Machines) -> list[PlacedBundle]:
     """Return the bundles as Ray packs them: one machine after the other."""
-    each = machines.gpus or -(-made.layout.bundles // machines.count)
-    found = []
-    for number in range(made.layout.bundles):
+    each = machines.gpus or -(-placement.layout.bundles // machines.count)
+    bundles = []
+    for number in range(placement.layout.bundles):
         node, place = divmod(number, each)
         name = f"machine {node}" if machines.assumed else "this machine"
-        # Bundles are ordered by address; these stand in for addresses that are not known yet.
+        # Bundles are ordered by address; these numbers replace addresses that are not known yet.
         address = f"{node}" if machines.assumed else HERE
-        found.append(PlacedBundle(number, name, address, f"{place}" if machines.gpus else None))
-    return found
+        bundles.append(PlacedBundle(number, name, address, f"{place}" if machines.gpus else None))
+    return bundles
 
 
 def _rows(config: RunConfig, layout: Layout, assigned: Assignment) -> Iterator[str]:
@@ -221,7 +220,7 @@ def _rows(config: RunConfig, layout: Layout, assigned: Assignment) -> Iterator[s
         shares = f", shares with learner rank{'s' * (len(ranks) != 1)} {', '.join(ranks) or 'none'}"
         names.append((f"engine {number}", shares if layout.colocated else ""))
     for model in config.engine.engine_models:
-        names += [(model.name, ", its own weights")] * sum(group.num_engines for group in model.groups)
+        names += [(model.name, ", auxiliary model")] * sum(group.num_engines for group in model.groups)
     evaluating = sum(group.num_engines for group in config.eval_groups)
     names += [(f"eval engine {number}", ", evaluations alone") for number in range(evaluating)]
     for (name, purpose), block in zip(names, (*assigned.engines, *assigned.auxiliary), strict=True):
@@ -244,7 +243,7 @@ def _place(*block: PlacedBundle) -> str:
 
 
 def _gpus_here() -> int:
-    """NVIDIA's GPUs that this process may use; 0: there are none, or they cannot be counted."""
+    """Return the number of NVIDIA GPUs that this process may use; 0 if they cannot be counted."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip()])

@@ -1,9 +1,9 @@
-"""``slime eval``: measures a model, or what a run or a checkpoint holds, on held-out prompts.
+"""``slime eval``: evaluates a model, a run or a checkpoint on held-out prompts.
 
     slime eval RUN | CHECKPOINT | HUGGING_FACE_FOLDER [--json] [--output-dir FOLDER] [flags of slime run]
 
-A checkpoint with an ``hf`` folder is read by the engines as it is. One without (``--save-hf false``) is loaded by a
-learner laid out as the run's, which publishes its weights to the engines, as a resumed run does.
+Engines read the ``hf`` folder of a checkpoint. A checkpoint without one (``--save-hf false``) is loaded by a learner
+with the layout of the run, which publishes its weights to the engines, as a resumed run does.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from slime_core.errors import table as columns
 from slime_core.track.record import PRIVATE
 
 JSON_FLAG = "--json"
-"""Asks for JSON instead of a table; the only flag of ``slime eval`` that is not a setting."""
+"""Prints JSON instead of a table. It is the only flag of ``slime eval`` that is not a setting."""
 
 WHAT_TO_EVALUATE = (
-    "eval: nothing says what to evaluate; give a run folder, a checkpoint, a Hugging Face folder with "
-    "--eval-prompt-data NAME FILE, or settings alone for the small built-in model. See slime eval --help."
+    "eval: there is no model to evaluate; give a run folder, a checkpoint, a Hugging Face folder with "
+    "--eval-prompt-data NAME FILE, or only settings for the built-in model. See slime eval --help."
 )
 
 SCORES, SAMPLES, LOGS = "scores.json", "samples", "logs"
@@ -44,10 +44,10 @@ SCORES, SAMPLES, LOGS = "scores.json", "samples", "logs"
 
 
 def expand(argv: Sequence[str]) -> list[str]:
-    """Flags for what a leading folder means: the settings of the run that it belongs to, and its weights.
+    """Replace a leading folder by flags: the settings of its run, and its weights.
 
     Raises:
-        ConfigError: the folder holds neither a checkpoint nor a model, or a checkpoint that cannot be loaded.
+        ConfigError: the folder has neither a checkpoint nor a model, or a checkpoint that cannot be loaded.
     """
     argv = [word for word in argv if word != JSON_FLAG]
     if not argv or argv[0].startswith("-"):
@@ -63,37 +63,36 @@ def expand(argv: Sequence[str]) -> list[str]:
         checkpoint = find(folder)
     except ConfigError as nothing:
         raise ConfigError(f"{nothing} A Hugging Face folder holds config.json.") from None
-    known: list[str] = []
-    if (home := checkpoint.home) is not None:
-        known = ["--config", str(home / "config.toml")]
+    home = checkpoint.home
+    config = [] if home is None else ["--config", str(home / "config.toml")]
     if (checkpoint.hf / "config.json").is_file():
-        return [*known, "--hf-checkpoint", str(checkpoint.hf), *argv[1:]]
-    if not known and "--config" not in argv:
+        return [*config, "--hf-checkpoint", str(checkpoint.hf), *argv[1:]]
+    if not config and "--config" not in argv:
         raise ConfigError(
-            f"{checkpoint.path} has no hf folder (it was saved with --save-hf false) and lies in no run folder, so "
-            "nothing says how a learner has to load it; add --config with the config.toml of its run"
+            f"{checkpoint.path} has no hf folder (it was saved with --save-hf false) and is in no run folder, so the "
+            "layout of its learner is unknown; add --config with the config.toml of its run"
         )
-    return [*known, "--load", str(checkpoint.path), *argv[1:]]
+    return [*config, "--load", str(checkpoint.path), *argv[1:]]
 
 
 def execute(argv: Sequence[str]) -> int:
-    """Print the scores, as a table and one a line or as JSON; returns the exit code.
+    """Print the scores as a table and as lines, or as JSON; return the exit code.
 
     Raises:
-        UserError: nothing says what to evaluate, or the folder for the samples holds a run.
+        UserError: there is no model to evaluate, or the folder for the samples has a run.
     """
     if not argv:
         raise UserError(WHAT_TO_EVALUATE)
     as_json = JSON_FLAG in argv
     resolved, active = resolve(expand(argv), purpose="eval")
     check_targets(resolved.config, active.registry, trains=False, architecture=None)
-    # The checkpoint that a learner has to load; what a run's own settings say it resumed from is of no concern.
+    # The checkpoint that a learner has to load. The one that the run resumed from does not count.
     load = resolved.config.model.load
     held = find(load) if load is not None and resolved.provenance["load"].layer == "flag" else None
-    # A run of one half alone is evaluated as any other, and nothing trains that an evaluation could run during.
-    alone = {"eval_num_gpus": None, "eval_num_gpus_per_engine": None, "eval_interleaved": False}
-    measuring = resolved.config.eval.model_copy(update=alone)
-    resolved = replace(resolved, config=resolved.config.model_copy(update={"debug": DebugConfig(), "eval": measuring}))
+    # The settings of debugging and of evaluations during training do not apply.
+    without_training = {"eval_num_gpus": None, "eval_num_gpus_per_engine": None, "eval_interleaved": False}
+    update = {"debug": DebugConfig(), "eval": resolved.config.eval.model_copy(update=without_training)}
+    resolved = replace(resolved, config=resolved.config.model_copy(update=update))
     folder = _requested_folder(resolved)
     labels = LabelSamples()
     check_files(resolved.config, active.registry, trains=False, options=resolved.plugin_options, labels=labels)
@@ -116,38 +115,38 @@ def execute(argv: Sequence[str]) -> int:
         model = job.model if held is None else held.path
         print(f"model: {model}", file=sys.stderr if as_json else sys.stdout, flush=True)
         scores = evaluate(job, warn=print_warning, held=held)
-    sets = [one for one in eval_sets(resolved.config) if f"eval/{one.name}" in scores]
-    described = {one.name: _described(one) for one in sets}
+    sets = [dataset for dataset in eval_sets(resolved.config) if f"eval/{dataset.name}" in scores]
+    described = {dataset.name: _described(dataset) for dataset in sets}
     report = {"model": str(model), "metrics": scores, "sets": described}
     if folder is not None:
         (folder / SCORES).write_text(f"{json.dumps(report, indent=2)}\n", encoding="utf-8")
-    print(json.dumps(report, indent=2) if as_json else "\n".join(_lines([one.name for one in sets], scores, folder)))
+    print(json.dumps(report, indent=2) if as_json else "\n".join(_lines(list(described), scores, folder)))
     return 0
 
 
-def _described(one: EvalSet) -> dict[str, Any]:
-    """The settings of a set as :data:`SCORES` has them."""
-    found = {**asdict(one), "path": str(one.path)}
-    return {"n_samples": found.pop("n_samples_per_eval_prompt"), **found}
+def _described(dataset: EvalSet) -> dict[str, Any]:
+    """Return the settings of a set for :data:`SCORES`."""
+    settings = {**asdict(dataset), "path": str(dataset.path)}
+    return {"n_samples": settings.pop("n_samples_per_eval_prompt"), **settings}
 
 
 def table(names: Sequence[str], scores: Mapping[str, float]) -> str:
-    """One row a set: its score, pass@k, share of truncated responses, their mean length, failed samples.
+    """Return a row for each set: score, pass@k, fraction of truncated responses, mean length, failed samples.
 
     Example::
 
         set         score   pass@1  truncated  length  failed
         arithmetic  0.3940  0.3940  0.0000     3.2     0
     """
-    found = [name for name in names if f"eval/{name}" in scores]
-    starts = tuple(f"eval/{name}-pass@" for name in found)
-    passed = sorted({int(one.rpartition("@")[2]) for one in scores if one.startswith(starts)})
+    scored = [name for name in names if f"eval/{name}" in scores]
+    starts = tuple(f"eval/{name}-pass@" for name in scored)
+    passed = sorted({int(metric.rpartition("@")[2]) for metric in scores if metric.startswith(starts)})
     header = ["set", "score", *(f"pass@{k}" for k in passed), "truncated", "length", "failed"]
-    return columns([_row(name, scores, passed) for name in found], head=header) if found else ""
+    return columns([_row(name, scores, passed) for name in scored], head=header) if scored else ""
 
 
 def _requested_folder(resolved: Resolved) -> Path | None:
-    """The folder for samples that the user requested; the folder in a run's own settings is the run's."""
+    """Return the folder for samples that a flag names. The folder in the settings of a run belongs to the run."""
     folder = resolved.config.run.output_dir
     if folder is None or resolved.provenance["output_dir"].layer != "flag":
         return None
@@ -158,7 +157,7 @@ def _requested_folder(resolved: Resolved) -> Path | None:
 
 @contextmanager
 def _output(folder: Path | None) -> Iterator[tuple[Path, Path | None]]:
-    """The folder of logs and samples; None: there is none."""
+    """Provide the folders of logs and samples; the latter is None without ``folder``."""
     if folder is not None:
         folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         (folder / LOGS).mkdir(exist_ok=True)
@@ -177,14 +176,14 @@ def _lines(names: Sequence[str], scores: Mapping[str, float], folder: Path | Non
 
 
 def _row(name: str, scores: Mapping[str, float], passed: Sequence[int]) -> list[str]:
-    own = f"eval/{name}"
-    failed = sum(value for metric, value in scores.items() if metric.startswith(f"{own}-failed/"))
-    length = scores.get(f"{own}/response_len/mean")
+    score = f"eval/{name}"
+    failed = sum(value for metric, value in scores.items() if metric.startswith(f"{score}-failed/"))
+    length = scores.get(f"{score}/response_len/mean")
     return [
         name,
-        f"{scores[own]:.4f}",
-        *(f"{scores[f'{own}-pass@{k}']:.4f}" if f"{own}-pass@{k}" in scores else "" for k in passed),
-        f"{scores[f'{own}-truncated_ratio']:.4f}" if f"{own}-truncated_ratio" in scores else "",
+        f"{scores[score]:.4f}",
+        *(f"{scores[f'{score}-pass@{k}']:.4f}" if f"{score}-pass@{k}" in scores else "" for k in passed),
+        f"{scores[f'{score}-truncated_ratio']:.4f}" if f"{score}-truncated_ratio" in scores else "",
         "" if length is None else f"{length:.1f}",
         f"{failed:.0f}",
     ]

@@ -1,9 +1,9 @@
-"""Scores labels against themselves before a run: a label that its reward model gives less than full marks can never be
-rewarded, whatever the model answers.
+"""Scores labels against themselves before a run. If a perfect response to a label gets less than full marks, no answer
+of the model can be rewarded.
 
-A reward model that has ``perfect_response`` says how a response looks that should get full marks
-(:class:`~slime_core.CheckedRewardModel`). The responses are scored in a process with limits, because a label may hang
-its reward model. Of a long file some labels are scored, evenly spaced.
+``perfect_response`` of a reward model returns that response (:class:`~slime_core.CheckedRewardModel`). Responses are
+scored in a process with limits, because a label may hang its reward model. Of a long file, evenly spaced labels are
+scored.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["LabelSamples", "check_labels"]
 
 MOST_LABELS = 300
-"""Labels of one file that are scored; with ``math`` they take about a second."""
+"""Maximum labels of a file to score, which takes ``math`` about a second."""
 
 LABEL_LIMIT_S = 3.0
-"""Seconds that scoring one label may take; it takes milliseconds unless it hangs."""
+"""Time limit for scoring a label, in seconds. It takes milliseconds unless it hangs."""
 
 LIMIT_S = 10.0
 """Seconds after which no further labels are scored."""
@@ -53,7 +53,7 @@ MOST_LETTERS = 40
 """Characters of a label that a message shows."""
 
 FULL_MARKS = 1.0 - 1e-6
-"""A reward may be a rounded sum."""
+"""Reward of a correct answer, with a margin because sums are rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,13 @@ class LabelSamples:
         """Add labels of ``rows``, evenly spaced.
 
         Arguments:
-            reward_key: which of several numbers counts, unless a row names another.
+            reward_key: name of the number that counts, unless a row names another.
         """
-        found = self.of_files.setdefault(path, {})
+        labels = self.of_files.setdefault(path, {})
         for row in rows[:: -(-len(rows) // MOST_LABELS) or 1]:
             key = row.metadata.get(REWARD_KEY) or reward_key
             terms = rewards.terms(row.metadata) if row.label is not None else ()
-            found[row.place] = [
+            labels[row.place] = [
                 _Label(str(row.label), term.name, term.key or (None if key is None else str(key))) for term in terms
             ]
 
@@ -101,11 +101,11 @@ def check_labels(
     """Warn of labels that do not get full marks when they are scored against themselves.
 
     Arguments:
-        options: plugin name -> what its components are made with.
+        options: plugin -> the options of its components.
 
     Raises:
-        DataError: no label of a file gets them.
-        PluginError: the process that scores cannot load the plugins.
+        DataError: no label of a file gets full marks.
+        PluginError: the scoring process cannot load the plugins.
     """
     rows = [row for of_file in labels.of_files.values() for row in of_file.values()]
     targets = {
@@ -116,14 +116,15 @@ def check_labels(
         return
     mistakes = asyncio.run(_score(_in_turns(labels, respond), respond, _settings(config, manifest, options)))
     for path, of_file in labels.of_files.items():
-        scorable = {place: [one for one in row if one.reward_model in respond] for place, row in of_file.items()}
+        scorable = {place: [label for label in row if label.reward_model in respond] for place, row in of_file.items()}
         _report(path, {place: row for place, row in scorable.items() if row}, mistakes, warn)
 
 
 def _in_turns(labels: LabelSamples, respond: Mapping[str, object]) -> list[_Label]:
-    """Different labels, those of all files in turns: time may not allow to score them all."""
+    """Return the distinct labels, of all files in turns, because the time may not suffice for all."""
     turns = zip_longest(*(of_file.values() for of_file in labels.of_files.values()), fillvalue=())
-    return list(dict.fromkeys(one for turn in turns for row in turn for one in row if one.reward_model in respond))
+    distinct = dict.fromkeys(label for turn in turns for row in turn for label in row)
+    return [label for label in distinct if label.reward_model in respond]
 
 
 def _settings(config: RunConfig, manifest: Manifest, options: Mapping[str, Any]) -> RewardPoolSettings:
@@ -141,7 +142,7 @@ def _settings(config: RunConfig, manifest: Manifest, options: Mapping[str, Any])
 async def _score(
     labels: Sequence[_Label], respond: Mapping[str, Callable[[str], str]], settings: RewardPoolSettings
 ) -> dict[_Label, str]:
-    """Label -> why it does not get full marks; empty: it does. Labels for which there was no time are missing."""
+    """Return label -> why it gets less than full marks, or an empty text. Labels beyond the time limit are missing."""
     mistakes: dict[_Label, str] = {}
     async with AsyncExitStack() as stack:
         pool, spent_s = None, 0.0
@@ -151,7 +152,7 @@ async def _score(
             if pool is None:
                 pool = RewardPool(settings)
                 stack.push_async_callback(pool.close)
-                for name in respond:  # so that the limit of a label does not count the import of the libraries
+                for name in respond:  # import the libraries before the time limit of a label starts
                     await pool.score(name, [_sample("1", "1")], together=True)
             start_s = time.monotonic()
             try:
@@ -189,7 +190,7 @@ def _report(
 ) -> None:
     """Warn of the labels of one file without full marks; raise DataError if none has them."""
     scored = {place: row for place, row in rows.items() if all(label in mistakes for label in row)}
-    wrong = [
+    shortfalls = [
         f"{place.removeprefix(f'{path}, ')}: {shorten(label.text, MOST_LETTERS, placeholder='...')!r} {mistakes[label]}"
         for place, row in scored.items()
         for label in row
@@ -198,15 +199,15 @@ def _report(
     count = sum(any(mistakes[label] for label in row) for row in scored.values())
     if not count:
         return
-    more = f"; and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
-    shown = f"{'; '.join(wrong[:MOST_SHOWN])}{more}"
+    more = f"; and {len(shortfalls) - MOST_SHOWN} more" if len(shortfalls) > MOST_SHOWN else ""
+    shown = f"{'; '.join(shortfalls[:MOST_SHOWN])}{more}"
     is_slow = any(mistakes[label].startswith(TOO_SLOW) for row in scored.values() for label in row)
-    if count == len(rows) and not is_slow:  # a busy machine is no reason to refuse
+    if count == len(rows) and not is_slow:  # a busy machine is not a reason to refuse the run
         raise DataError(
-            f"{path}: none of the {count} labels that were looked at scores full marks against itself ({shown}). Name "
-            "another field with --label-key, or choose another reward model (--rm-type)"
+            f"{path}: none of the {count} labels scored gets full marks against itself ({shown}). Name another field "
+            "with --label-key, or another reward model with --rm-type"
         )
     warn(
-        f"{path}: {count} of {len(scored)} labels that were looked at score less than full marks against themselves, "
-        f"so no answer to these rows is rewarded in full: {shown}"
+        f"{path}: {count} of {len(scored)} labels scored get less than full marks against themselves, so no answer to "
+        f"these rows is rewarded in full: {shown}"
     )

@@ -1,4 +1,4 @@
-"""``slime ledger``: where every prompt group of a run ended, counted from its folder."""
+"""``slime ledger``: the end of every prompt group of a run, counted from its folder."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ def execute(argv: Sequence[str]) -> int:
 
 
 def _at_checkpoint(samples: Path, checkpoint: Checkpoint) -> list[str]:
-    found = Recount(samples)
+    recount = Recount(samples)
     try:
-        kept: dict[str, Any] = as_object(checkpoint.state.cursor.get("ledger", {}))
-        until = int(kept.get("journal", 0))
-        held = {name: dict(kept.get(name, [])) for name in ("in_flight", "held")}
+        ledger: dict[str, Any] = as_object(checkpoint.state.cursor.get("ledger", {}))
+        until = int(ledger.get("journal", 0))
+        held = {name: dict(ledger.get(name, [])) for name in ("in_flight", "held")}
     except (TypeError, ValueError) as problem:
         state = checkpoint.path / "state.json"
         raise CheckpointError(f"{state} holds no state of a ledger ({problem}). Name another run.") from problem
-    found.read(until=until)
-    found.check({**held["in_flight"], **held["held"]})
-    title = f"{checkpoint.path.name}, {found.rollouts} rollouts: balances"
-    return _table(title, found, {name: len(groups) for name, groups in held.items()})
+    recount.read(until=until)
+    recount.check({**held["in_flight"], **held["held"]})
+    title = f"{checkpoint.path.name}, {recount.rollouts} rollouts: balances"
+    return _table(title, recount, {name: len(groups) for name, groups in held.items()})
 
 
-def _table(title: str, found: Recount, present: dict[str, int]) -> list[str]:
-    ends = sorted(found.groups.items(), key=lambda one: (ENDS.index(one[0][0]), one[0][1]))
+def _table(title: str, recount: Recount, present: dict[str, int]) -> list[str]:
+    ends = sorted(recount.groups.items(), key=lambda entry: (ENDS.index(entry[0][0]), entry[0][1]))
     rows = [(place, reason, count) for (place, reason), count in ends]
     rows += [(name, "", count) for name, count in present.items()]
-    rows += [("returned", "", len(found.returned)), ("taken", "", found.taken)]
+    rows += [("returned", "", len(recount.returned)), ("taken", "", recount.taken)]
     return [title, *(f"  {place:<10}{reason:<24}{count:>8}" for place, reason, count in rows)]

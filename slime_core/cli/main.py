@@ -1,8 +1,7 @@
-"""``slime``: finds the command, and turns errors that slime raises on purpose into a message and an exit code.
+"""The program ``slime``: runs a command, and prints errors of slime as messages.
 
-A command is the core's, or one that a plugin adds with ``add.command(name, "package.module:function")``. The function
-is called with the words after the command and returns the exit code. Its errors are handled like those of the core's
-commands.
+A command belongs to the core or to a plugin, which adds it with ``add.command(name, "package.module:function")``. The
+function receives the words after the command and returns the exit code.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ OVERVIEW = """\
 slime: reinforcement learning of language models, with Megatron-core and SGLang
 
   slime run --plugin grpo            train; without a model and prompts, a small built-in task
-  slime check run.toml               what slime run would find wrong, and what it would start where; starts nothing
-  slime eval RUN                     measure a run's newest checkpoint, or a model, on held-out prompts
+  slime check run.toml               check a run and print its plan; starts nothing
+  slime eval RUN                     evaluate a run's newest checkpoint, or a model, on held-out prompts
 
   slime ledger RUN                   where every prompt group of a run ended: trained, filtered, failed, evicted, held
 
@@ -35,7 +34,7 @@ slime: reinforcement learning of language models, with Megatron-core and SGLang
   slime plugins show NAME            what one plugin offers
   slime plugins trace                which code a run calls, hook by hook; takes what slime run takes
 
-  slime config explain KEY           what one setting does, its value, and where that came from
+  slime config explain KEY           the description of a setting, its value and the source of the value
   slime config show                  all settings as TOML; takes what slime run takes
 
   slime COMMAND --help               more about one command
@@ -49,17 +48,17 @@ CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "plugins": ("list", "show", "trace"),
     "config": ("explain", "show"),
 }
-"""The core's commands and what follows them. A plugin can add to these and cannot replace one."""
+"""Command of the core -> its subcommands. Plugins can add commands and subcommands, and cannot replace one."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Arguments:
-        argv: the words after ``slime``; None: those of this process.
+        argv: the words after ``slime``; None for those of this process.
 
     Returns:
-        The exit code: 0, 1 if something failed, 2 if something was requested wrongly, 130 after Ctrl-C.
+        The exit code: 0, 1 after a failure, 2 after a mistake of the user, 130 after Ctrl-C.
     """
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
@@ -72,18 +71,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("slime: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) has left; without this, the interpreter complains again when it flushes.
+        # The reader (head, less) is gone. Without this line the interpreter reports it again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as problem:
         if problem.errno != errno.ENAMETOOLONG:
             raise
-        print(f"slime: {str(problem.filename)[:60]!r}...: no path is that long; give a shorter one", file=sys.stderr)
+        print(f"slime: {str(problem.filename)[:60]!r}...: the path is too long", file=sys.stderr)
         return UserError.exit_code
 
 
 def _dispatch(argv: list[str]) -> int:
-    command, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    command, arguments = (argv[0], argv[1:]) if argv else ("--help", [])
     if command in ("--help", "-h", "help"):
         print("\n".join([OVERVIEW, "", "Commands of plugins:", *_added_commands()]))
         return 0
@@ -96,32 +95,32 @@ def _dispatch(argv: list[str]) -> int:
             if (name := " ".join(argv[:count])) in added:
                 return run_added(name, *added[name], argv[count:])
         if command not in _COMMANDS:
-            known = list(dict.fromkeys([*_COMMANDS, *(name.split()[0] for name in added)]))
+            commands = list(dict.fromkeys([*_COMMANDS, *(name.split()[0] for name in added)]))
             same = _SAME_COMMAND.get(command)
-            meant = f"; write slime {same}" if same else nearest(command, known)
+            meant = f"; write slime {same}" if same else nearest(command, commands)
             raise UserError(
-                f"slime {command}: no such command{meant}\nCommands are {', '.join(known)}. See slime --help."
+                f"slime {command}: no such command{meant}\nCommands are {', '.join(commands)}. See slime --help."
             )
-    return _COMMANDS[command](rest)
+    return _COMMANDS[command](arguments)
 
 
 def is_core(argv: Sequence[str]) -> bool:
     """Return whether these words start a command of the core, so that no plugin has to be loaded."""
-    first, *rest = argv or [""]
-    return first in CORE_COMMANDS and (not rest or not CORE_COMMANDS[first] or rest[0] in CORE_COMMANDS[first])
+    first, second = [*argv, "", ""][:2]
+    return first in CORE_COMMANDS and (not second or not CORE_COMMANDS[first] or second in CORE_COMMANDS[first])
 
 
 def added_commands(registry: Registry) -> dict[str, tuple[Plugin, str]]:
-    """Return command -> the plugin that adds it, and the path of its function. The first plugin by name counts."""
+    """Return command -> its plugin and the path of its function. The first plugin by name counts."""
     plugins = reversed(registry.loaded.values())
     return {name: (entry.plugin, path) for entry in plugins for name, path in entry.added.commands.items()}
 
 
 def run_added(name: str, plugin: Plugin, path: str, words: Sequence[str]) -> int:
-    """Run the command that a plugin adds; return its exit code.
+    """Run the command of a plugin; return its exit code.
 
     Raises:
-        PluginError: its function cannot be imported, or returned no exit code. Errors of the command itself pass.
+        PluginError: its function cannot be imported, or returned no exit code.
     """
     with boundary(plugin, f"importing {path} of command slime {name}", next_step=next_step(plugin), locate=True):
         function = load_attribute(path)
@@ -183,9 +182,8 @@ def _config(argv: list[str]) -> int:
             print(to_toml(resolve(flags)[0]), end="")
         case _:
             usage = "slime config explain KEY [flags of slime run]\nslime config show [flags of slime run]"
-            if not _asks_help(argv):
+            if not _printed(usage, argv):
                 raise UserError(f"{' '.join(['slime config', *argv])}: accepted are\n{usage}")
-            print(usage)
     return 0
 
 
@@ -214,7 +212,7 @@ _SAME_COMMAND = {
     "validate": "check",
     "dry-run": "check",
 }
-"""Names of other tools -> the command."""
+"""Command of another tool -> the command of slime."""
 
 
 def _asks_help(argv: Sequence[str]) -> bool:
@@ -222,22 +220,22 @@ def _asks_help(argv: Sequence[str]) -> bool:
 
 
 def _printed(usage: str, argv: Sequence[str]) -> bool:
-    """Whether ``argv`` asks for help; then ``usage`` is printed."""
+    """Print ``usage`` if ``argv`` contains --help; return whether it does."""
     if asks := _asks_help(argv):
         print(usage)
     return asks
 
 
 def _help(command: str, argv: Sequence[str]) -> int:
-    """Print the short page, or the topic after ``--help``: a section of settings, or a plugin with options."""
+    """Print the short help, or that of the topic after ``--help``: a section of settings, or a plugin with options."""
     from slime_core.config.explain import help_page, help_topic
     from slime_core.config.load import peek
 
     place = next(place for place, word in enumerate(argv) if word in ("--help", "-h"))
     topic = [word for word in argv[place + 1 : place + 2] if not word.startswith("--")]
-    seen = peek([*argv[:place], *argv[place + 1 + len(topic) :]])
+    line = peek([*argv[:place], *argv[place + 1 + len(topic) :]])
     try:
-        options = load_plugins(seen.plugins, without=seen.no_plugins, in_file=seen.in_file).options
+        options = load_plugins(line.plugins, without=line.no_plugins, in_file=line.in_file).options
     except PluginError as problem:
         print(f"slime: without the options of the named plugins: {problem}\n", file=sys.stderr)
         options = load_plugins().options

@@ -1,4 +1,4 @@
-"""``slime plugins list``, ``show`` and ``trace``: what is installed, what a plugin adds, and which code a run calls."""
+"""``slime plugins list``, ``show`` and ``trace``: installed plugins, the parts of a plugin, and the code of a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of ``list`` and ``show``; its help names all commands."""
     result = argparse.ArgumentParser(prog="slime plugins", allow_abbrev=False)
     commands = result.add_subparsers(dest="plugins_command", required=True)
-    listing = commands.add_parser("list", help="installed plugins, and what they add")
+    listing = commands.add_parser("list", help="installed plugins and their parts")
     listing.add_argument("--json", action="store_true", help="print a JSON list")
     listing.set_defaults(handler=lambda arguments: list_plugins(as_json=arguments.json))
     showing = commands.add_parser("show", help="the components, presets, options and hooks of one plugin")
@@ -211,8 +211,8 @@ def trace(resolved: Resolved, active: ActivePlugins) -> Iterator[str]:
         yield f"    {entry.plugin}: {entry.component.place}"
         yield from _functions(active.functions.get(entry.plugin.name, {}).get(entry.component.name, ()))
     named = {(entry.plugin.name, entry.component.name) for entry in used}
-    options = [(plugin, name, found) for plugin, of in active.functions.items() for name, found in of.items()]
-    others = [function for plugin, name, found in options if (plugin, name) not in named for function in found]
+    options = [(plugin, name, code) for plugin, entries in active.functions.items() for name, code in entries.items()]
+    others = [function for plugin, name, code in options if (plugin, name) not in named for function in code]
     yield from ["", "functions that other settings name by path", *_functions(others)] if others else []
 
 

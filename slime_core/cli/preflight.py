@@ -1,7 +1,7 @@
-"""Checks prompts, weights and the machine before the first process starts and the first file is written.
+"""Checks prompts, weights and the machine before the run starts a process or writes a file.
 
-The rules between settings came before (:mod:`slime_core.config.check`). Here files are opened and the machine is looked
-at. Estimates are lower bounds: what is refused here cannot work, what passes may still be too much.
+:mod:`slime_core.config.check` has checked the settings. Estimates are lower bounds: a refused run cannot work, and one
+that passes may still need more.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KERNEL_SETTINGS = ("flash_attention", "transformer_impl")
 
 
 def print_warning(message: str) -> None:
-    """``warning: ...``, where errors are printed."""
+    """Print ``warning: ...`` to stderr."""
     print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
@@ -68,15 +68,15 @@ def check_files(
     """Check that the model can be built, and that prompts, or recorded rollouts, are valid for it.
 
     Arguments:
-        labels: receives labels of every file; None: they are not wanted.
+        labels: receives labels of every file.
 
     Returns:
-        The mistakes in rows that the run will leave out (``on_bad_data = skip``), of those rows that were read.
+        The mistakes in rows that the run will leave out (``on_bad_data = skip``), of the rows read.
 
     Raises:
-        ConfigError: the model spec does not build something that the checkpoint asks for; lists all of it.
-        PluginError: the model spec's plugin fails to say what it builds.
-        DataError: a prompt file, or a saved rollout, with file and line.
+        ConfigError: the model spec does not support parts of the checkpoint's architecture; lists all of them.
+        PluginError: the plugin of the model spec fails.
+        DataError: a mistake in a prompt file or a saved rollout, with file and line.
     """
     for missing in missing_internals():
         print_warning(missing)
@@ -102,57 +102,57 @@ def check_files(
 
 
 def check_resume(config: RunConfig, resume: Checkpoint | None) -> None:
-    """Check that the model of the run is that of the checkpoint ``resume``, before anything starts.
+    """Check that the run has the model of the checkpoint ``resume``.
 
-    The data source checks when it restores that its place means the same prompts.
+    The data source checks the prompts when it restores its state.
 
     Raises:
-        ConfigError: lists every setting that differs from the checkpoint's.
+        ConfigError: lists every difference.
     """
     if resume is None:
         return
-    found: list[str] = []
-    if config.debug.trains and (saved := described(resume.hf)) is not None:
-        for one in differences(described(start_weights(config)) or {}, saved):
-            found.append(f"--hf-checkpoint {start_weights(config)} is another model than {resume.path}: {one}")
-    if found:
-        raise config_error(
-            [Mistake(f"{text}; resume with that value, or start a new run from its weights") for text in found]
-        )
+    weights, saved = start_weights(config), described(resume.hf)
+    if config.debug.trains and saved is not None and (texts := differences(described(weights) or {}, saved)):
+        start = f"--hf-checkpoint {weights} is another model than {resume.path}"
+        step = "resume with that value, or start a new run from its weights"
+        raise config_error([Mistake(f"{start}: {text}; {step}") for text in texts])
 
 
 def _check_model(config: RunConfig, registry: Registry) -> None:
     folder, architecture = start_weights(config), architecture_of(config.model.hf_checkpoint)
-    found = [
-        f"hf_checkpoint: {folder / 'config.json'} {text}; take a checkpoint that does without, or name a plugin with a "
-        "model spec that builds it (--plugin)"
+    problems = [
+        f"hf_checkpoint: {folder / 'config.json'} {text}; give another checkpoint, or name a plugin with a model spec "
+        "that builds it (--plugin)"
         for text in refusals(
             registry, architecture or "", described(folder) or {}, run_view(config, model_folder=folder)
         )
     ]
-    found += _unseen_images(config, registry, architecture)
-    if found:
-        raise config_error([Mistake(text) for text in found])
+    _refuse([*problems, *_unseen_images(config, registry, architecture)])
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        raise config_error([Mistake(text) for text in problems])
 
 
 def _unseen_images(config: RunConfig, registry: Registry, architecture: str | None) -> Iterator[str]:
-    """Mistakes about images that the engines are shown and that the learner's model cannot take."""
+    """Yield a message if engines receive images that the learner's model does not support."""
     keys = config.data.multimodal_keys
     spec = registry.model_spec(architecture or "", implementation=config.model.model_impl)
     if keys is None or spec is None or not has_processor(config.model.hf_checkpoint or start_weights(config)):
         return
     plugin, component = spec
-    shown = f"multimodal_keys = {keys!r}: engines are shown what these fields hold"
+    start = f"multimodal_keys = {keys!r} sends images to the engines"
     if not component.traits.inputs:
-        who = f"model spec {component.name!r} of {plugin}"
         yield (
-            f"{shown}, and the model of {who} takes tokens only, so answers to images would be trained without them; "
-            "name a plugin with a model spec that declares such inputs (--plugin), or leave multimodal_keys out"
+            f"{start}, but model spec {component.name!r} of {plugin} takes only tokens, so the learner would train "
+            "without images; name a plugin with a model spec that declares such inputs (--plugin), or leave "
+            "multimodal_keys out"
         )
     elif config.parallel.context_parallel_size > 1:
         yield (
-            f"{shown}, and context_parallel_size = {config.parallel.context_parallel_size} gives a rank parts of a "
-            "row, without saying which images belong to them; leave --context-parallel-size out"
+            f"{start}, but context_parallel_size = {config.parallel.context_parallel_size} divides rows without their "
+            "images; leave --context-parallel-size out"
         )
 
 
@@ -160,74 +160,72 @@ def check_machine(config: RunConfig, needs: Needs) -> None:
     """Check the environment variables and, unless the run joins a cluster, the resources of this machine.
 
     Raises:
-        ConfigError: lists every variable that changes results, and every resource of which the machine has too little.
+        ConfigError: lists every variable that changes results, and every resource that is too small.
         PluginError: the run computes on a CPU, and the plugin for that is missing or cannot be loaded.
     """
-    found = [
+    problems = [
         f"environment variable {name}: engines would return other tokens or log-probabilities than they sampled; "
         f"unset {name}"
         for name in result_changing_variables()
     ]
     machine = free_resources()
-    found += [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, machine))
+    problems += [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, machine))
     if computes_on_gpus(config):
         plan = GpuPlan.of(config, needs)
-        found += [] if plan is None else plan.mistakes()
-        found += [] if plan is None or joins_a_cluster(config) else plan.host_mistakes(machine.memory)
+        problems += [] if plan is None else plan.mistakes()
+        problems += [] if plan is None or joins_a_cluster(config) else plan.host_mistakes(machine.memory)
     elif needs.ranks or needs.engines:
         find_device("cpu")
-    if found:
-        raise config_error([Mistake(message) for message in found])
+    _refuse(problems)
     groups = [*config.engine_groups, *config.auxiliary_groups]
-    given = (*config.sglang.given, *(flag for group in groups for flag in group.overrides))
-    if given:
-        from slime_core.rollout.engines.engine import check_sglang_flags  # brings clients of HTTP
+    if flags := (*config.sglang.given, *(flag for group in groups for flag in group.overrides)):
+        from slime_core.rollout.engines.engine import check_sglang_flags  # imports HTTP clients
 
-        check_sglang_flags(server_arguments(given), "cuda" if computes_on_gpus(config) else "cpu")
+        check_sglang_flags(server_arguments(flags), "cuda" if computes_on_gpus(config) else "cpu")
 
 
 def computes_on_gpus(config: RunConfig) -> bool:
-    """Whether learner and engines of the run compute on GPUs, as far as can be said before it starts."""
+    """Return whether learner and engines of the run compute on GPUs."""
     device = config.cluster.device
     return device == "cuda" or (device == "auto" and finds_gpus(config.cluster.ray_address))
 
 
 def joins_a_cluster(config: RunConfig) -> bool:
-    """Whether the run goes to a Ray cluster that runs already, rather than to one of its own on this machine."""
+    """Return whether the run joins a Ray cluster instead of starting one on this machine."""
     return cluster_address(config.cluster.ray_address) is not None
 
 
 def finds_gpus(ray_address: str | None) -> bool:
-    """Whether ``device = auto`` means GPUs: of this machine, or of the nodes of a cluster that is joined.
+    """Return whether ``device = auto`` means GPUs: of this machine, or of the cluster.
 
-    A cluster that does not answer is taken to have some.
+    A cluster that does not answer counts as one with GPUs.
     """
     address = cluster_address(ray_address)
     return free_resources().can_use_gpus if address is None else _gpus_at(address) != 0
 
 
 def _gpus_at(address: str) -> int | None:
-    from slime_core.runtime.session import gpus_at  # brings Ray, which a look at this machine does without
+    from slime_core.runtime.session import gpus_at  # imports Ray, which this machine alone does not need
 
     return gpus_at(address)
 
 
 def precision(resolved: Resolved) -> str:
-    """The type that learner and engines compute in, and where it came from."""
-    origin = resolved.provenance["bf16"]
+    """Return a line with the dtype of learner and engines, and its source."""
+    source = resolved.provenance["bf16"]
     if not resolved.config.model.bf16:
-        return f"computes in: float32 ({origin})"
-    more = "; --no-bf16: float32" if origin.layer == "model" else ""
-    return f"computes in: bfloat16 ({origin}{more})"
+        return f"computes in: float32 ({source})"
+    more = "; --no-bf16: float32" if source.layer == "model" else ""
+    return f"computes in: bfloat16 ({source}{more})"
 
 
 def machine_mistakes(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:
-    """Mistakes about what ``machine`` has too little of for ``needs``."""
+    """Yield a message for each resource of ``machine`` that is too small."""
     if config.cluster.device == "cuda" and not machine.can_use_gpus:
-        found = "this machine shows no GPU driver under /dev"
+        reason = "this machine has no GPU driver under /dev"
         if machine.has_gpus:
-            found = f"torch {machine.torch} is a build without CUDA"
-        yield f"device = cuda, but {found}; accepted here: --device cpu or auto, or a cluster with GPUs (--ray-address)"
+            reason = f"torch {machine.torch} is a build without CUDA"
+        yield f"device = cuda, but {reason}; accepted: --device cpu or auto, or a cluster with GPUs (--ray-address)"
     elif config.cluster.device == "cpu" or not machine.can_use_gpus:
         yield from _too_small(needs, machine)
     yield from _missing_kernels(config, machine)
@@ -239,7 +237,7 @@ def machine_mistakes(config: RunConfig, needs: Needs, machine: Machine) -> Itera
 
 
 def _missing_kernels(config: RunConfig, machine: Machine) -> Iterator[str]:
-    """Mistakes about implementations that the learner is told to use and that this machine does not have."""
+    """Yield a message for each implementation of the learner that this machine does not have."""
     if config.learner.compile_pointwise and COMPILER in machine.missing_build_tools:
         yield f"compile_pointwise needs {COMPILER}, and this machine has none; install g++ (docs/install.md)"
     for setting in KERNEL_SETTINGS:
@@ -249,24 +247,24 @@ def _missing_kernels(config: RunConfig, machine: Machine) -> Iterator[str]:
             continue
         flag = f"--{setting.replace('_', '-')}"
         if not machine.can_use_gpus:
-            yield f"{setting} = {used} needs a GPU, and torch can use none here; leave {flag} out"
+            yield f"{setting} = {used} needs a GPU, and torch finds none on this machine; leave {flag} out"
         elif package not in machine.kernel_packages:
             yield f"{setting} = {used}, but {package} is not installed; pip install {package}, or leave {flag} out"
 
 
 def _too_small(needs: Needs, machine: Machine) -> Iterator[str]:
-    """Mistakes about memory and shared memory of a machine that computes on its cores."""
+    """Yield messages about memory and shared memory of a machine without GPUs."""
     if needs.memory > machine.memory:
         yield (
-            f"memory: {needs.memory_sum} GiB are needed at least, and this machine has {machine.memory / GIB:.1f} GiB "
-            "left; take a smaller model, fewer ranks or engines, or a larger machine"
+            f"memory: the run needs at least {needs.memory_sum} GiB, but this machine has {machine.memory / GIB:.1f} "
+            "GiB free; use a smaller model, fewer ranks or engines, or a larger machine"
         )
     free, needed = machine.shared_memory, needs.shared_memory
     if free is None or needed > free:
-        held = "this machine has none" if free is None else f"it has {_size(free)} free"
+        available = "this machine has none" if free is None else f"it has {_size(free)} free"
         weights = ", or lower --update-weight-buffer-size, or choose --update-weight-transport disk"
         yield (
-            f"shared memory: the processes need {_size(needed)} of /dev/shm, and {held}; enlarge it "
+            f"shared memory: the processes need {_size(needed)} of /dev/shm, and {available}; enlarge it "
             f"(docker run --shm-size){weights if needs.buffer else ''}"
         )
 
@@ -276,13 +274,13 @@ def _size(number: int) -> str:
 
 
 OPTIONAL_KEYS = ("tool_key", "metadata_key")
-"""Settings that name fields which rows may lack."""
+"""Settings of fields that rows may lack."""
 
 
 def _screen_training(
     config: RunConfig, registry: Registry, options: Mapping[str, object], labels: LabelSamples | None
 ) -> list[str]:
-    """Let the run's data source check its files; return what is wrong with rows that will be left out."""
+    """Let the data source check its files; return the mistakes in rows that will be left out."""
     data = config.data
     checks = RowChecks.of(config, registry, options=options)
     request = training_request(
@@ -326,7 +324,7 @@ def _screen_evaluations(
         is_separate = eval_set.metadata_key != config.data.metadata_key
         screen = PromptScreen(
             setting=f"eval_prompt_data {eval_set.name}",
-            # Another model decides how long its prompts may be.
+            # Another model has other limits of its prompts.
             limits=limits if eval_set.model is None else None,
             keys={"metadata_key": eval_set.metadata_key} if is_separate else {},
             see=_add_labels(labels, checks, eval_set.reward_key),
@@ -346,7 +344,7 @@ def _add_labels(
 
 
 def _is_embedded(config: RunConfig, path: Path) -> bool:
-    """Whether ``path`` is our set, for our model: checked by the tests."""
+    """Return whether ``path`` is the built-in set of the built-in model, which tests check."""
     return config.model.hf_checkpoint is None and path.is_relative_to(ARITHMETIC)
 
 
@@ -359,7 +357,7 @@ def _limits(
     leaves_out: int | None,
     apply_chat_template: bool,
 ) -> PromptLimits | None:
-    """Return the limits of prompts; None: the generate function decides what it makes of them."""
+    """Return the limits of prompts, or None if the generate function changes prompts."""
     if not registry.traits(Kind.GENERATE_FUNCTION, generate_function).sends_prompts_whole:
         return None
     folder = start_weights(config)

@@ -1,4 +1,4 @@
-"""Prints the progress of a run: lines, on a terminal above a bar, and a summary at the end."""
+"""Prints the progress of a run as lines, on a terminal above a bar, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PER_STEP = (
 
 
 class Progress:
-    """A listener of the events of a run; around the run, a context that shows the bar.
+    """A listener of the events of a run, and a context manager that shows the bar.
 
     Arguments:
-        steps: number of training steps the run will have done at its end.
-        shown: ``--progress``.
+        steps: training steps of the run.
+        shown: the setting ``progress``.
 
     Attributes:
         first, last: the first and the last evaluation, for the summary.
@@ -47,7 +47,7 @@ class Progress:
         if self._has_bar:
             from rich.progress import Progress as Bar
 
-            self._bar = Bar()  # what is printed meanwhile appears above it
+            self._bar = Bar()  # printed lines appear above it
             self._bar.add_task("starting", total=self._steps)
             self._bar.start()
         return self
@@ -61,7 +61,7 @@ class Progress:
             case PhaseStarted(phase, _):
                 self._update_bar(phase)
             case StepFinished(step, metrics):
-                # What the step does not report is left out; people count from 1.
+                # Steps are shown from 1.
                 numbers = " · ".join(text.format(metrics[name]) for name, text in PER_STEP if name in metrics)
                 self._print(f"step {step + 1}/{self._steps}: {numbers}")
                 self._update_bar("next step", completed=step + 1)
@@ -91,14 +91,14 @@ def summary(
     paths: Sequence[tuple[str, Path]],
     stream: TextIO | None = None,
 ) -> None:
-    """Print what the run changed: every evaluation at start and end, the time it took, where its files are.
+    """Print the evaluations at start and end, the duration of the run, and the paths of its files.
 
     Arguments:
-        start: evaluation before the first step, ``{"eval/arithmetic": 0.34, "eval/arithmetic/carry": 0.01}``: what is
-            below a name is a part of it, such as a difficulty, and is printed indented.
+        start: evaluation before the first step, ``{"eval/arithmetic": 0.34, "eval/arithmetic/carry": 0.01}``. A name
+            below another is a part of it, such as a difficulty, and is printed indented.
         end: the last evaluation.
-        seconds: wall time of the whole command.
-        paths: what is where, ``[("metrics", Path("runs/7/metrics.jsonl"))]``.
+        seconds: wall time of the command.
+        paths: label and path of each file, ``[("metrics", Path("runs/7/metrics.jsonl"))]``.
     """
     rows = []
     for name in sorted({*start, *end}):
@@ -116,21 +116,21 @@ def _cell(value: float | None, digits: int, *, sign: str = "") -> str:
 
 
 def _headlines(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Set or part -> its score."""
+    """Return set or part -> its score."""
     shown = (name for name in metrics if name.count("/") == 1 and not _is_detail(name))
     return {name.removeprefix("eval/"): metrics[name] for name in shown}
 
 
 def _is_detail(name: str) -> bool:
-    # eval/aime-truncated_ratio, eval/aime/response_len/mean: written down, not on the front page.
+    # Metrics such as eval/aime-truncated_ratio and eval/aime/response_len/mean are recorded and not printed.
     written_only = name == "eval/weight_version" or name.endswith(("-truncated_ratio", "-left_out")) or "-pass@" in name
     return written_only or not name.startswith("eval/") or name.count("/") > 2
 
 
 def _counts_failures(name: str) -> bool:
-    """Whether a metric is not a score but the samples of an evaluation that failed of a cause."""
-    _, own, *below = name.split("/")
-    return own.endswith("-failed") and bool(below) and "=" not in below[0]
+    """Return whether the metric counts the samples of an evaluation that failed."""
+    _, dataset, *causes = name.split("/")
+    return dataset.endswith("-failed") and bool(causes) and "=" not in causes[0]
 
 
 def _label(name: str) -> str:
@@ -139,6 +139,6 @@ def _label(name: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

@@ -1,4 +1,4 @@
-"""``slime run``: makes the run folder, shows progress, and trains.
+"""``slime run``: creates the run folder, prints progress, and trains.
 
 A resume with other plugins than those that wrote the checkpoint is refused, unless a flag allows it
 (:func:`check_plugins`). A run that is refused leaves no files (:func:`no_trace_if_refused`).
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 
 
 OUTPUTS = Path("outputs")
-"""In the working directory; run folders without a name of their own are made here."""
+"""Folder of new run folders, in the working directory, if ``output_dir`` is not set."""
 
 
 def execute(resolved: Resolved, active: ActivePlugins) -> int:
-    """Train as resolved, again after a death as :class:`RunRestarts` says; returns the exit code."""
+    """Train, and restart after deaths (:class:`RunRestarts`); return the exit code."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     check_targets(resolved.config, active.registry, trains=True, architecture=None)
     started_s = time.monotonic()
@@ -71,13 +71,13 @@ def execute(resolved: Resolved, active: ActivePlugins) -> int:
     progress = Progress(steps=resolved.config.rollout.num_rollout, shown=resolved.config.run.progress)
     record, death = _train(resolved, active, progress)
     while death is not None:
-        # Handles of Ray's actors in the frames of the error must go before another cluster is there.
+        # Handles of Ray's actors in the frames of the error must be gone before another cluster starts.
         death = type(death)(str(death))
         gc.collect()
         try:
             resolved = restarts.after(death, resolved, record.directory)
         except KeyboardInterrupt:  # in the pause
-            print(going_on(record.directory, resolved.config, total=restarts.total), file=sys.stderr, flush=True)
+            print(how_to_continue(record.directory, resolved.config, total=restarts.total), file=sys.stderr, flush=True)
             raise
         record, death = _train(resolved, active, progress, restarts=True)
     seconds = time.monotonic() - started_s
@@ -88,10 +88,10 @@ def execute(resolved: Resolved, active: ActivePlugins) -> int:
 def _train(
     resolved: Resolved, active: ActivePlugins, progress: Progress, *, restarts: bool = False
 ) -> tuple[RunRecord, RunError | None]:
-    """One start of the run: its folder, unlocked, and the death that ended it; None: it has had all its rollouts.
+    """Start the run once. Return its folder, unlocked, and the death that ended it; None if it is complete.
 
     Arguments:
-        restarts: in the folder of an earlier start.
+        restarts: continue in the folder of an earlier start.
     """
     config = resolved.config
     resume = resumed(config, active.registry)
@@ -111,7 +111,7 @@ def _train(
     plugins = active.manifest.to_json() + "\n"
     record.when_begun(partial(record.write_text, "config.toml", settings))
     record.when_begun(partial(record.write_text, "plugins.json", plugins))
-    # Importing what starts processes takes a second: not before the settings are known to be right.
+    # This import takes a second, so the checks of settings come first.
     from slime_core.launch import Job, run
 
     job = Job(
@@ -129,25 +129,25 @@ def _train(
         for change in changes:
             print(change, flush=True)
         with no_trace_if_refused(record, is_new=is_new):
-            seen = run_view(config, options, model_folder=job.model, folder=job.folder, resumed_step=step)
+            view = run_view(config, options, model_folder=job.model, folder=job.folder, resumed_step=step)
             names = active.registry.names(Kind.TRACKER)
             trackers: dict[str, Tracker] = {
-                name: construct(active.registry, Kind.TRACKER, name, options, seen) for name in names
+                name: construct(active.registry, Kind.TRACKER, name, options, view) for name in names
             }
             board = {"tensorboard": TensorBoard(record.tensorboard, resumed_step=record.resumed_step)}
-            with progress, Track(record, trackers=board | trackers, run=seen, listeners=[progress]) as track:
+            with progress, Track(record, trackers=board | trackers, run=view, listeners=[progress]) as track:
                 run(job, track=track, resume=resume)
     except DEATHS as death:
         record.release()
         return record, death
     except KeyboardInterrupt:
-        print(going_on(record.directory, config, total=config.rollout.num_rollout), file=sys.stderr, flush=True)
+        print(how_to_continue(record.directory, config, total=config.rollout.num_rollout), file=sys.stderr, flush=True)
         raise
     return record, None
 
 
 def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
-    """The options that the components and hooks of each plugin receive; see :func:`prepare_options`."""
+    """Return the options that components and hooks of each plugin receive; see :func:`prepare_options`."""
     return prepare_options(resolved.config, active.registry, resolved.plugin_options, active.functions)
 
 
@@ -157,22 +157,22 @@ def _commands(active: ActivePlugins) -> set[str]:
 
 
 def paths(record: RunRecord, commands: Collection[str]) -> list[tuple[str, Path]]:
-    """Return the paths of the summary that exist; a run that trains nothing has no checkpoint.
+    """Return label and path of the run's files that exist.
 
     Arguments:
         commands: the commands that plugins add.
     """
-    found = {
+    files = {
         "metrics": record.metrics,
         "samples": record.samples,
         "checkpoint": record.checkpoints,
         "curves": record.directory / "curves.svg",
         "report": record.directory / "report.html",
     }
-    existing = [(label, path) for label, path in found.items() if _holds_something(path)]
+    existing = [(label, path) for label, path in files.items() if _holds_something(path)]
     if _holds_something(record.tensorboard):
         existing.append(("TensorBoard", Path(f"tensorboard --logdir {record.tensorboard}")))
-    if not _holds_something(found["report"]) and "report" in commands:
+    if not _holds_something(files["report"]) and "report" in commands:
         existing.append(("report", Path(f"slime report {record.directory}")))
     return [("run", record.directory), *existing]
 
@@ -183,13 +183,13 @@ def _holds_something(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def going_on(folder: Path, config: RunConfig, *, total: int) -> str:
-    """Return what an interrupted run has saved, and the command that continues it, with the code that it names."""
-    found = newest(folder / "checkpoints")
-    if found is None:
-        return f"slime: nothing is saved; {folder} holds no checkpoint, so the next start begins at the first step."
-    saved = f"slime: saved: {found.path} (step {found.state.step} of {total})."
-    if found.state.step >= total:
+def how_to_continue(folder: Path, config: RunConfig, *, total: int) -> str:
+    """Return the newest checkpoint of an interrupted run, and the command that continues it."""
+    checkpoint = newest(folder / "checkpoints")
+    if checkpoint is None:
+        return f"slime: nothing is saved; {folder} has no checkpoint, so the next start begins at the first step."
+    saved = f"slime: saved: {checkpoint.path} (step {checkpoint.state.step} of {total})."
+    if checkpoint.state.step >= total:
         return f"{saved} All rollouts are trained; measure them with: slime eval {folder}"
     command = ["slime run --load", shlex.quote(str(folder))]
     if any(map(is_path, config.run.plugins)):
@@ -202,16 +202,16 @@ def going_on(folder: Path, config: RunConfig, *, total: int) -> str:
 
 
 def open_record(config: RunConfig, resume: Checkpoint | None, *, restarts: bool = False) -> RunRecord:
-    """The run folder: the one that was requested, that of the run that is resumed, or a new one.
+    """Return the run folder: the requested one, that of the resumed run, or a new one.
 
-    A run that resumes in its own folder goes back to the checkpoint when it begins: later rows go,
-    later checkpoints are set aside.
+    A run that resumes in its folder goes back to the checkpoint when it begins: it deletes later rows, and sets later
+    checkpoints aside.
 
     Arguments:
-        restarts: the requested folder is that of an earlier start of this run; without ``resume``, all rows go.
+        restarts: the requested folder is that of an earlier start of this run. Without ``resume``, all rows go.
 
     Raises:
-        ConfigError: the folder holds something else, or cannot be written.
+        ConfigError: the folder has other files, or cannot be written.
     """
     requested, home = config.run.output_dir, resume.home if resume is not None else None
     if restarts and requested is not None:
@@ -233,7 +233,7 @@ def _go_back(record: RunRecord, step: int) -> None:
 
 
 def _new_folder(job_name: str) -> Path:
-    """A folder that this call made, so that two runs that start in the same second do not share one."""
+    """Create and return a new folder; runs that start in the same second get different ones."""
     for folder in numbered(OUTPUTS / f"{job_name}-{datetime.now():%Y%m%d-%H%M%S}"):
         with writing(folder), suppress(FileExistsError):
             folder.mkdir(mode=PRIVATE, parents=True)
@@ -242,24 +242,24 @@ def _new_folder(job_name: str) -> Path:
 
 
 def resumed(config: RunConfig, registry: Registry) -> Checkpoint | None:
-    """The checkpoint that the run continues from, if it continues.
+    """Return the checkpoint from which the run resumes, or None.
 
     Raises:
-        ConfigError: there is none where ``load`` says, or nothing is left to do.
-        CheckpointError: the run trains a critic, and the checkpoint holds none.
+        ConfigError: ``load`` has no checkpoint, or all rollouts are done.
+        CheckpointError: the run trains a critic, and the checkpoint has none.
     """
     if config.model.load is None:
         return None
-    found = find(config.model.load)
-    total, done = config.rollout.num_rollout, found.state.step
+    checkpoint = find(config.model.load)
+    total, done = config.rollout.num_rollout, checkpoint.state.step
     if total <= done:
         raise ConfigError(
-            f"num_rollout = {total}, and {found.path} has done {done} of them, so nothing is left to do. "
-            f"Give --num-rollout more than {done}, or load an earlier checkpoint."
+            f"num_rollout = {total}, and {checkpoint.path} has done {done}. Give --num-rollout more than {done}, or "
+            "load an earlier checkpoint."
         )
     if has_critic(config, registry):
-        critic_part(found.path)
-    return found
+        critic_part(checkpoint.path)
+    return checkpoint
 
 
 NOT_OF_THE_RUN = frozenset({"model.load", "run.output_dir"})
@@ -267,10 +267,10 @@ NOT_OF_THE_RUN = frozenset({"model.load", "run.output_dir"})
 
 
 def changed_settings(resume: Checkpoint | None, settings: str) -> Iterator[str]:
-    """Yield a line for each setting of the run that wrote ``resume`` that its resume changes.
+    """Yield a line for each setting that differs from the run that wrote ``resume``.
 
     Arguments:
-        settings: of this start, as :func:`to_toml` writes them.
+        settings: those of this start, from :func:`to_toml`.
     """
     home = None if resume is None else resume.home
     if resume is None or home is None:
@@ -278,7 +278,7 @@ def changed_settings(resume: Checkpoint | None, settings: str) -> Iterator[str]:
     try:
         before = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return  # written by hand, or half of it is lost; the settings of this start are checked anyway
+        return  # edited or damaged; the settings of this start are checked anyway
     old, new = _by_key(before), _by_key(tomllib.loads(settings))
     for key in sorted((old.keys() | new.keys()) - NOT_OF_THE_RUN):
         if old.get(key) != new.get(key):
@@ -311,7 +311,7 @@ def _announce(record: RunRecord, active: ActivePlugins, resolved: Resolved) -> N
 
 
 def _as_interrupt(signum: int, frame: FrameType | None) -> None:
-    # A scheduler's SIGTERM deserves the same orderly end as Ctrl-C.
+    # SIGTERM of a scheduler ends the run like Ctrl-C.
     raise KeyboardInterrupt
 
 
@@ -320,13 +320,13 @@ def check_plugins(
 ) -> None:
     """Raise ManifestMismatch if the plugins differ from those that wrote the checkpoint.
 
-    A change of the core counts like that of any plugin: it may change what a step computes.
+    A change of the core counts like that of a plugin, because it may change a step.
 
     Arguments:
         manifest: the plugins of this start.
-        resume: the checkpoint that the run starts from; None: it starts from the beginning.
+        resume: the checkpoint from which the run starts; None for the beginning.
         allowed: warn instead.
-        without: plugins that ``--no-plugin`` leaves out, which may be missing in any case.
+        without: plugins that ``--no-plugin`` leaves out, which may always be missing.
 
     Raises:
         ManifestMismatch: with a table of the differences.
@@ -334,7 +334,7 @@ def check_plugins(
     """
     if resume is None:
         if allowed:
-            raise ConfigError("allow_plugin_change = true, and nothing is resumed; give --load RUN, or leave it out.")
+            raise ConfigError("allow_plugin_change = true without a resume; add --load RUN, or leave it out.")
         return
     try:
         before = Manifest.from_json(json.dumps(resume.state.plugins))
@@ -355,7 +355,7 @@ def check_plugins(
 
 @contextmanager
 def writing(folder: Path) -> Iterator[Path]:
-    """Context manager: an OSError of writing into ``folder`` becomes a ConfigError."""
+    """Turn an OSError of the block, which writes into ``folder``, into a ConfigError."""
     try:
         yield folder
     except OSError as problem:
@@ -367,12 +367,11 @@ def writing(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def no_trace_if_refused(record: RunRecord, *, is_new: bool) -> Iterator[None]:
-    """If the block finds that the run cannot be as requested, a new run folder goes again, unless it holds results.
-
-    A failure that is no mistake of the user keeps its folder, for the logs.
+    """Delete a new run folder without results if the block raises a mistake of the user. After other failures the
+    folder stays, for its logs.
 
     Arguments:
-        is_new: the folder was made for this run.
+        is_new: the folder was created for this run.
     """
     try:
         yield
@@ -380,15 +379,15 @@ def no_trace_if_refused(record: RunRecord, *, is_new: bool) -> Iterator[None]:
         has_rows = record.metrics.exists() and record.metrics.stat().st_size > 0
         if is_new and record.resumed_step is None and not has_rows and not any(record.checkpoints.iterdir()):
             shutil.rmtree(record.directory, ignore_errors=True)
-            with suppress(OSError):  # it holds other runs
+            with suppress(OSError):  # it has other runs
                 OUTPUTS.rmdir()
         raise
 
 
 def half_of(config: RunConfig) -> str | None:
-    """Which half of the loop runs alone, in words; None: both run."""
+    """Return a line if the run only generates or only trains, or None."""
     if not config.debug.trains:
-        return "debug_rollout_only: no learner is started; engines serve the start weights throughout"
+        return "debug_rollout_only: no learner is started; engines serve the start weights"
     if not config.debug.generates:
         path = config.debug.load_debug_rollout_data
         return f"debug_train_only: no engine and no router is started; rollouts are read from {path}"
@@ -398,24 +397,24 @@ def half_of(config: RunConfig) -> str | None:
 # --- Restarts ---------------------------------------------------------------------------------------------------------
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Before a restart; doubles from one to the next."""
+"""First and longest pause before a restart, in seconds; it doubles with each restart."""
 
 
 @dataclass(slots=True)
 class RunRestarts:
-    """Restarts of a run since its newest checkpoint, after one of its processes, a node or Ray died.
+    """Restarts of a run since its newest checkpoint, after a process, a node or Ray died.
 
-    A restart is what ``slime run --load RUN_FOLDER`` does, in the same command, once everything of the run has ended.
-    Before the first checkpoint the run starts again from its beginning, in the same folder.
+    A restart works like ``slime run --load RUN_FOLDER``, after all processes of the run have ended. Without a
+    checkpoint the run starts from its beginning, in the same folder.
 
-    Three restarts are the default: a run survives a cause that has passed (a preempted node, a neighbour that took the
-    memory), and a cause that stays (a rollout that does not fit) ends it within minutes. A new checkpoint resets the
-    count, so a run of weeks survives any number of passing causes, and one without progress ends.
+    With the default of three restarts, a run survives a temporary cause (a preempted node, another job that took the
+    memory), and a permanent cause (a rollout that does not fit) ends it within minutes. A new checkpoint resets the
+    count, so that a run of weeks survives any number of temporary causes.
 
     Arguments:
         limit: restarts without a new checkpoint, after which the next death ends the run.
         total: rollouts of the run.
-        sleep: waits for so many seconds.
+        sleep: waits for a number of seconds.
     """
 
     limit: int
@@ -425,39 +424,39 @@ class RunRestarts:
     _step: int = field(default=0, init=False)
 
     def after(self, death: RunError, resolved: Resolved, folder: Path) -> Resolved:
-        """The settings of the next start, after a pause.
+        """Pause, and return the settings of the next start.
 
         Arguments:
-            death: what ended the run.
-            resolved: the settings that it had.
-            folder: of the run.
+            death: the error that ended the run.
+            resolved: the settings of the run.
+            folder: the run folder.
 
         Raises:
-            RunError: ``death``, with the next step: there were too many, or nothing is left to train.
+            RunError: ``death`` with the next step, after too many restarts or after the last rollout.
         """
-        found = newest(folder / "checkpoints")
-        step = 0 if found is None else found.state.step
+        checkpoint = newest(folder / "checkpoints")
+        step = 0 if checkpoint is None else checkpoint.state.step
         self._count = 0 if step > self._step else self._count
         self._step = step
         if step >= self.total or self._count >= self.limit:
-            raise type(death)(f"{death}\n{self._ending(found, folder)}") from death
+            raise type(death)(f"{death}\n{self._ending(checkpoint, folder)}") from death
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._count)
         self._count += 1
-        start = f"continues from {found.path.name}" if found else "starts from its beginning, as it has no checkpoint"
+        start = f"continues from {checkpoint.path.name}" if checkpoint else "has no checkpoint and starts again"
         restart = (
             f"slime: restart {self._count} of {self.limit} in {pause_s:g} s: the run {start}. "
-            f"{self.limit - self._count} restarts are left until the next checkpoint (--max-restarts)."
+            f"{self.limit - self._count} restarts remain until the next checkpoint (--max-restarts)."
         )
         is_line = "\n" not in f"{death}"
         print(f"{restart} Cause: {death}" if is_line else f"slime: {death}\n{restart}", file=sys.stderr, flush=True)
         self.sleep(pause_s)
         config = resolved.config
-        model = config.model if found is None else config.model.model_copy(update={"load": folder})
+        model = config.model if checkpoint is None else config.model.model_copy(update={"load": folder})
         run = config.run.model_copy(update={"output_dir": folder})
         return replace(resolved, config=config.model_copy(update={"model": model, "run": run}))
 
-    def _ending(self, found: Checkpoint | None, folder: Path) -> str:
-        if found is not None and found.state.step >= self.total:
-            return f"All rollouts are trained and saved in {found.path}; measure them with: slime eval {folder}"
-        next_step = f"Continue from step {self._step} with --load {folder}." if found else "It has no checkpoint yet."
+    def _ending(self, checkpoint: Checkpoint | None, folder: Path) -> str:
+        if checkpoint is not None and checkpoint.state.step >= self.total:
+            return f"All rollouts are trained and saved in {checkpoint.path}; measure them with: slime eval {folder}"
+        next_step = f"Continue from step {self._step} with --load {folder}." if checkpoint else "It has no checkpoint."
         return f"The run ends after {self._count} restarts without a new checkpoint (--max-restarts). {next_step}"

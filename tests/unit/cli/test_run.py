@@ -12,7 +12,7 @@ from slime_core.checkpoint.folder import RunState, drafted, find, write_state
 from slime_core.cli.activation import with_settings_of_loaded_run
 from slime_core.cli.evaluate import expand as expand_eval
 from slime_core.cli.main import main
-from slime_core.cli.run import RunRestarts, going_on, no_trace_if_refused, open_record, paths
+from slime_core.cli.run import RunRestarts, how_to_continue, no_trace_if_refused, open_record, paths
 from slime_core.config.load import Resolved, peek
 from slime_core.config.options import PluginSettings
 from slime_core.config.sampling import RolloutConfig
@@ -161,7 +161,7 @@ def test_an_interrupted_run_says_what_it_saved_and_how_it_goes_on(tmp_path: Path
     record = open_record(config(tmp_path / "new"), None)
     if step:
         save(record.checkpoints, step)
-    line = going_on(record.directory, config(), total=4)
+    line = how_to_continue(record.directory, config(), total=4)
     assert all(word in line for word in words)
     assert "\n" not in line
     assert f"{record.directory}" in line
@@ -172,7 +172,7 @@ def test_the_command_that_continues_a_run_names_its_code(tmp_path: Path) -> None
     save(record.checkpoints, 2)
     named = PluginSettings(code=("custom_rm_path = my rm.py:f",))
     job, model = JobConfig(plugins=("grpo", "./mine.py")), ModelConfig(trust_remote_code=True)
-    line = going_on(record.directory, RunConfig(run=job, model=model).with_plugins(named), total=4)
+    line = how_to_continue(record.directory, RunConfig(run=job, model=model).with_plugins(named), total=4)
     flags = "--plugin grpo ./mine.py --custom-rm-path 'my rm.py:f' --trust-remote-code"
     assert line.endswith(f"slime run --load {record.directory} {flags}")
 
