@@ -63,6 +63,12 @@ async def test_a_rollout_becomes_a_shard_with_group_relative_advantages(build: B
     assert (client.made_with["max_in_flight"], client.made_with["vocab_size"]) == (3 * 512, 16)
 
 
+async def test_an_estimator_of_scope_token_is_left_to_the_learner(build: Build) -> None:
+    sampler, _ = build(GOOD, estimator="reinforce_plus_plus")
+    (shard,) = (await sampler.sample(0)).shards
+    assert {name: column.tolist() for name, column in shard.columns_B.items()} == {"rewards": [1, 0, 1, 0]}
+
+
 async def test_metrics_describe_the_samples(build: Build) -> None:
     sampler, _ = build({**GOOD, "1+1": [answer("2")] * 2}, rollout={"log_passrate": True})
     metrics = (await sampler.sample(0)).metrics

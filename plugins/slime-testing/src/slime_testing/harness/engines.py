@@ -14,7 +14,9 @@ from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 __all__ = ["connect", "real_engine"]
 
 
-def connect(url: str, *, vocab_size: int | None = None, timeout_s: float = 20.0) -> AbstractAsyncContextManager[Client]:
+def connect(
+    url: str, *, vocab_size: int | None = None, timeout_s: float = 300.0
+) -> AbstractAsyncContextManager[Client]:
     """Return the client with which a run calls engines; enter it with ``async with``.
 
     Arguments:
