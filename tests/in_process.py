@@ -33,6 +33,7 @@ STARTS = (
     "Popen",
     "multiprocessing",
     "RewardPool",
+    "LabelSamples",
     "psutil",
     "import megatron",
     "from megatron",

@@ -70,7 +70,7 @@ def test_the_page_has_every_part_of_a_run_and_needs_no_network(run: Path, capsys
     assert main([str(run), "--model", str(MODEL)]) == 0
     assert capsys.readouterr().out == f"{run / 'report.html'}\n"
     (text, figures), page = parsed(run / "report.html"), (run / "report.html").read_text()
-    titles = ("Rewards and evaluations", "train/ (1 metrics)", "Where the time of a step goes", "Timeline", "Samples")
+    titles = ("Rewards and evaluations", "train/ (1 metrics)", "Time of a step", "Timeline", "Samples")
     facts = ("models/small", "core 0.1.0, <grpo> 0.2.0", "lr0.5", "num_rollout7", "0:00:07")
     escaped = "label </script><img src=x>"
     assert [part for part in (*titles, *facts, escaped) if part not in text] == []
