@@ -232,7 +232,10 @@ def shards(*samples: Sample, cuts: bool = True, ranks: int = 1, **plan: Any) -> 
 def rows(batch: TrainBatch, **how: Any) -> list[list[list[int]]]:
     """The set of every response token of every micro-batch."""
     micro_batches = [micro for step in cut_batch(batch, **how) for micro in step]
-    return [[part.tolist() for part in one.kept.ids_S.split(one.kept.counts_U.tolist())] for one in micro_batches]
+    return [
+        [part.tolist() for part in one.kept_tokens.ids_S.split(one.kept_tokens.counts_U.tolist())]
+        for one in micro_batches
+    ]
 
 
 def test_sets_follow_their_tokens_through_shards_rows_and_ranks() -> None:
@@ -248,7 +251,7 @@ def test_sets_follow_their_tokens_through_shards_rows_and_ranks() -> None:
 
 def test_without_truncation_shards_have_no_mask() -> None:
     (batch,) = shards(sample(sets=None), cuts=False)
-    assert (batch.kept_counts_U, batch.kept_ids_S, cut_batch(batch)[0][0].kept) == (None, None, None)
+    assert (batch.kept_counts_U, batch.kept_ids_S, cut_batch(batch)[0][0].kept_tokens) == (None, None, None)
 
 
 @pytest.mark.parametrize(
