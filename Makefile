@@ -177,6 +177,10 @@ mutants: setup ## mutation tests: break learner and critic in 22 ways, and show 
 	$(BIN)/python -m campaigns.exactness --mutants
 	$(BIN)/python -m campaigns.critic
 
+.PHONY: architectures
+architectures: setup ## every architecture with layers of transformers, against transformers and real engines: a table
+	$(BIN)/python -W ignore -m campaigns.architectures
+
 .PHONY: families
 families: setup ## every model family against transformers in several layouts, then against real engines: two tables
 	$(BIN)/python -m campaigns.families

@@ -16,7 +16,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.discovery import CORE, short_name
 from slime_core.plugins.lifecycle import Hooks
 from slime_core.plugins.manifest import Manifest, record
-from slime_core.plugins.registration import Kind
+from slime_core.plugins.registration import ANY_ARCHITECTURE, Kind
 from slime_core.plugins.registry import Registry, load_plugins
 
 if TYPE_CHECKING:
@@ -189,6 +189,6 @@ def _builder(active: ActivePlugins, architecture: str | None, implementation: st
             step = f"--no-plugin leaves {', '.join(active.without)} out; a plugin with a model spec has to stay."
         raise PluginError(
             f"no plugin of the run has a model spec for architecture {architecture}{layers}. Its plugins build: "
-            f"{', '.join(offers) or 'none'}.\n{step}"
+            f"{', '.join(offers).replace(ANY_ARCHITECTURE, 'all') or 'none'}.\n{step}"
         )
     return [spec[0].name]

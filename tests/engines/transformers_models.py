@@ -54,7 +54,7 @@ def write(architecture: str, folder: Path, **changes: Any) -> Any:
     extra = {**ARCHITECTURES.get(architecture, {}), **changes}
     known = kind.config_class().to_dict()
     torch.manual_seed(0)
-    config = kind.config_class(**{name: value for name, value in SIZES.items() if name in known}, **extra)
+    config = kind.config_class(**{name: value for name, value in SIZES.items() if name in known} | extra)
     model = kind(config)
     with torch.no_grad():
         stored = model.state_dict()

@@ -1,4 +1,4 @@
-"""Architectures whose packed rows are compared with transformers' own passes over single samples."""
+"""Architectures whose packed rows are compared with transformers' passes over single samples."""
 
 PACKED = frozenset(
     [
@@ -41,4 +41,4 @@ PACKED = frozenset(
         "VaultGemmaForCausalLM",
     ]
 )
-"""The model of any other architecture computes one sample after the other, with transformers' own attention."""
+"""The model of any other architecture computes one sample after the other, with the attention of transformers."""

@@ -58,16 +58,16 @@ def packed_attention(
     Arguments:
         query: [1, heads, t, size].
         key, value: [1, heads or a divisor of it, t, size]; values may have another size.
-        sliding_window: keys that a token sees, itself included; None: all before it.
-        softcap: scores are ``softcap * tanh(score / softcap)``; None: they are not capped.
-        s_aux: [heads], a score for each head that takes part in the softmax and has no value; None: there is none.
+        sliding_window: number of keys that a token sees, its own included. None for all keys before it.
+        softcap: replaces a score by ``softcap * tanh(score / softcap)``. None for no soft cap.
+        s_aux: [heads], a score for each head that takes part in the softmax and has no value. None for no sinks.
         others: must contain ``packed_row``, the description of the row.
 
     Returns:
         [1, t, heads, value size], and None instead of the probabilities.
 
     Raises:
-        ConfigError: the layer asks for something else, or does not pass the description of the row on.
+        ConfigError: the layer passes another argument, or does not pass the description of the row on.
     """
     row: PackedSeqParams | None = others.pop(ROW, None)
     _refuse_unknown(module, others, attention_mask=attention_mask, dropout=dropout, row=row)
@@ -130,5 +130,5 @@ def _refuse_unknown(
         raise ConfigError(f"{name} does not pass keyword arguments to its attention, so rows cannot be packed")
     unknown = sorted(key for key, value in others.items() if value is not None and key not in IGNORED)
     if unknown or attention_mask is not None or dropout:
-        asked = [*unknown, *(["a mask"] if attention_mask is not None else []), *(["dropout"] if dropout else [])]
-        raise ConfigError(f"{name} asks its attention for {', '.join(asked)}, which packed rows do not support")
+        more = [*unknown, *(["a mask"] if attention_mask is not None else []), *(["dropout"] if dropout else [])]
+        raise ConfigError(f"{name} passes {', '.join(more)} to its attention, which packed rows do not support")

@@ -166,8 +166,8 @@ class TransformersChunk(WholeModel):
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the parameters and the stored buffers with their names in transformers' model."""
         for name, tensor in self.state_dict(keep_vars=True).items():
-            part, _, rest = name.partition(".")
-            yield (f"{self.output_name}.{rest}" if part == "output_layer" else name), tensor
+            part, _, of_part = name.partition(".")
+            yield (f"{self.output_name}.{of_part}" if part == "output_layer" else name), tensor
 
     def copy_from(self, model: Any) -> None:
         """Copy all weights and buffers of a model of transformers with the same layers; weights are cast."""

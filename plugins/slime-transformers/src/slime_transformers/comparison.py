@@ -1,4 +1,4 @@
-"""Compares a loaded model in rows of the learner with transformers' own passes over single samples."""
+"""Compares a loaded model in rows of the learner with transformers' passes over single samples."""
 
 from __future__ import annotations
 

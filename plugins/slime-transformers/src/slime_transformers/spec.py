@@ -24,7 +24,7 @@ RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_lay
 
 
 class Transformers:
-    """Any architecture of transformers, computed by its own modelling code; data parallel only."""
+    """Any architecture of transformers, computed by its modelling code; data parallel only."""
 
     def __init__(self, run: RunView) -> None:
         self._run = run
@@ -116,7 +116,7 @@ class Transformers:
             yield from revert_weight_conversion(chunk.model_of_transformers, named).items()
 
     def _runs_code(self, config: Mapping[str, JsonValue]) -> bool:
-        """Return whether the model is built by code of the checkpoint: transformers' own code is preferred."""
+        """Return whether the model is built by code of the checkpoint: that of transformers is preferred."""
         return self._run.settings.get("trust_remote_code") is True and not is_in_transformers(config)
 
 
@@ -160,7 +160,7 @@ def _unfollowed(parallel: ParallelLayout, overrides: Mapping[str, JsonValue]) ->
 
 def _refuse_mismatch(report: Any, folder: str | Path) -> None:
     lacks, extra = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
-    shapes = [f"{name} {list(stored)} instead of {list(own)}" for name, stored, own in report["mismatched_keys"]]
+    shapes = [f"{name} {list(stored)} instead of {list(built)}" for name, stored, built in report["mismatched_keys"]]
     if lacks or extra or shapes:
         raise CheckpointError(
             f"{folder} does not fit the model of transformers: it lacks {lacks[:5]}, the model has no place for "
