@@ -4,13 +4,14 @@
 
 For each architecture: how the learner computes a row, the difference of its gradients from those of transformers,
 whether exported weights equal the file, and the largest difference of SGLang's log-probabilities on a CPU, with windows
-that are longer than the sample and with windows of 6 tokens. If an engine does not start, the last line of its log.
+that are longer than the sample and with windows of 6 tokens. If an engine does not start, its error.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import tempfile
 import urllib.request
@@ -97,7 +98,9 @@ def _engine_difference(name: str, folder: Path, **changes: Any) -> float | str:
         with real_engine(folder, logs=folder, dtype="float32") as url:
             return float((_engine_log_probs(url, tokens) - expected).abs().max())
     except SlimeError as problem:
-        return "no: " + str(problem).strip().splitlines()[-1].strip().replace("|", "/")[:160]
+        lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+        causes = [line for line in lines if re.match(r"\w+Error: ", line)]
+        return f"no: {(causes or lines)[-1]}".replace("|", "/")[:200]
 
 
 def _engine_log_probs(url: str, tokens: torch.Tensor) -> torch.Tensor:
