@@ -233,7 +233,7 @@ def four_samples(*, vocabulary: int = VOCABULARY) -> list[Sample]:
 
 
 def peft_model(model: Path, adapter: Path) -> Any:
-    peft = pytest.importorskip("peft")
+    import peft
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
