@@ -25,11 +25,12 @@ def loaded_by(program: str) -> set[str]:
 
 LOOKED_UP = """
 import sys
+from slime_core import RunView
 from slime_core.components.construction import refusals
 from slime_core.plugins.activation import activate
 registry = activate(["models"]).registry
 for architecture in ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM"):
-    assert refusals(registry, architecture, {"hidden_act": "gelu"})
+    assert refusals(registry, architecture, {"hidden_act": "gelu"}, RunView())
 print(*sys.modules)
 """
 
