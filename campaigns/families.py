@@ -169,7 +169,7 @@ def carry_out(case: Case, samples: list[Sample], rank: int, address: str, folder
     finish = learner.actor.optimizer.step
 
     def optimizer_step() -> Any:
-        gradients.update(named_gradients(learner._spec.spec, learner.actor.model))
+        gradients.update(named_gradients(learner.actor._spec.spec, learner.actor.model))
         return finish()
 
     learner.actor.optimizer.step = optimizer_step

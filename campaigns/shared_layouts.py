@@ -160,7 +160,7 @@ def train(case: Case, rank: int, address: str, folder: Path, target: Path) -> No
     finish, cut = learner.actor.optimizer.step, room.micro_batches_of_rank
 
     def step() -> Any:
-        found["gradients"] = named_gradients(learner._spec.spec, learner.actor.model)
+        found["gradients"] = named_gradients(learner.actor._spec.spec, learner.actor.model)
         return finish()
 
     def counted(*arguments: Any, **options: Any) -> Any:

@@ -103,12 +103,12 @@ def _record(learner: Any, second: Path) -> Outcome:
         return {name: weight.clone() for name, weight in learner.export_weights()}
 
     def optimizer_step() -> Any:
-        found.gradients.append(named_gradients(learner._spec.spec, learner.actor.model))
+        found.gradients.append(named_gradients(learner.actor._spec.spec, learner.actor.model))
         return finish()
 
     def step(*arguments: Any, **options: Any) -> dict[str, float]:
         if found.metrics:
-            learner._spec.load_weights(learner.actor.chunks, second)
+            learner.actor._spec.load_weights(learner.actor.chunks, second)
         before = weights()
         metrics: dict[str, float] = whole_step(*arguments, **options)
         found.metrics.append(metrics)
