@@ -24,7 +24,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PARTS = ("machine", "attention", "experts", "numerics", "learner", "mixture", "sharing", "collective")
 ROOM = "gpu_kit"
-PACKAGES = tuple(ROOT / name for name in ("", "plugins/slime-datasets", "plugins/slime-grpo", "plugins/slime-models"))
+PACKAGES = tuple(
+    ROOT / name
+    for name in ("", "plugins/slime-cpu", "plugins/slime-datasets", "plugins/slime-grpo", "plugins/slime-models")
+)
 WHEELS, OUTPUT = ROOT / "outputs/gpu-kit/wheels", ROOT / "outputs/gpu-kit/results"
 GPU_SETTINGS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """As in learner ranks: slime_core.runtime.machine.rank_environment."""
