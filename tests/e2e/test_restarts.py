@@ -6,7 +6,7 @@ import json
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -93,7 +93,8 @@ def test_an_engine_that_dies_is_started_again_and_no_sample_is_lost(tmp_path: Pa
         hold.unlink()
         if stage == "generating":
             run.wait_until(lambda: log.read_text().count("request.received") > received)
-        engines[port].kill()
+        with suppress(psutil.NoSuchProcess):  # a busy machine may let the run notice first that the engine hangs
+            engines[port].kill()
         wait_for("engine . gets requests again", run)
         assert schedulers(run).keys() == engines.keys(), "the engine came back at another address"
         (name,) = re.findall(r"(engine .) gets requests again", run.output)

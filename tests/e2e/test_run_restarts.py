@@ -58,6 +58,7 @@ def test_a_run_survives_the_death_of_a_rank_of_ray_and_of_its_driver(tmp_path: P
             before = run.family()
             gates["start"].touch()
             (process,) = children(victim, of=before)
+            run.wait_until((folder / "checkpoints" / "step-000001").exists)  # it is written in the background
             process.kill()
             run.wait_until(lambda n=number: run.output.count("slime: restart ") == n)
             assert left_of(*before) == []
