@@ -191,7 +191,7 @@ def _no_model(folder: Path | None, what: str, *, formats: str = "Hugging Face fo
         problem = "holds a config.json that names no architecture"
     else:
         return
-    yield f"{what}: {folder} {problem}; accepted: a {formats} on this machine (download a hub model first)"
+    yield f"{what}: {folder} {problem}; accepted: a {formats} on this machine, or OWNER/NAME on the hub"
 
 
 def _initial_checkpoint_is_torch_dist(config: RunConfig) -> Iterator[str]:
